@@ -1,0 +1,13 @@
+"""The Celery application: durable intents and their follow-up, never tokens."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "haltline.settings")
+
+app = Celery("haltline")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
