@@ -1,3 +1,5 @@
+"""The operators' interfaces and console, as a Django app."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig

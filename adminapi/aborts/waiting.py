@@ -1,0 +1,86 @@
+"""Wait, in the event loop and without a thread, until an abort is settled or time is up.
+
+A push says when to look; where pushes do not arrive, looking again now and then is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from channels.layers import get_channel_layer
+
+logger = logging.getLogger(__name__)
+
+FIRST_LOOK = 0.05
+SLOWEST_LOOK = 1.0
+
+
+async def settled(abort_id: str, look: Callable[[], Any], *, seconds: float) -> bool:
+    """True as soon as `look` (a coroutine function) says so, False after `seconds`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    pause = FIRST_LOOK
+    async with _pushes(f"changes.abort.{abort_id}") as pushed:
+        while not await look():
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            await pushed(min(pause, left))
+            pause = min(pause * 2, SLOWEST_LOOK)
+    return True
+
+
+@asynccontextmanager
+async def _pushes(group: str) -> AsyncIterator[Callable[[float], Any]]:
+    """Gives `pushed(timeout)`, which returns at a push or after the time, whichever is first."""
+    layer = get_channel_layer()
+    try:
+        channel = await layer.new_channel()
+        await layer.group_add(group, channel)
+    except Exception as problem:  # noqa: BLE001 - whatever the broker's client says: look without it
+        logger.warning("no pushes for %s: %s", group, problem)
+        yield asyncio.sleep
+        return
+    inbox = _Inbox(layer, group, channel)
+    try:
+        yield inbox.wait
+    finally:
+        await inbox.close()
+
+
+class _Inbox:
+    """One pending receive, kept across looks: cancelling it ends the layer's subscription."""
+
+    def __init__(self, layer: Any, group: str, channel: str) -> None:
+        self._layer, self._group, self._channel = layer, group, channel
+        self._receiving: asyncio.Task[Any] | None = None
+
+    async def wait(self, seconds: float) -> None:
+        receiving = self._receive()
+        done, _ = await asyncio.wait({receiving}, timeout=seconds)
+        if not done:
+            return
+        self._receiving = None
+        if receiving.exception() is not None:
+            logger.warning("pushes for %s ended: %s", self._group, receiving.exception())
+            await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Messages that came meanwhile are taken first: only a waiting receive unsubscribes."""
+        await self._layer.group_discard(self._group, self._channel)
+        while True:
+            receiving, self._receiving = self._receive(), None
+            await asyncio.wait({receiving}, timeout=0)
+            receiving.cancel()
+            await asyncio.wait({receiving})
+            if receiving.cancelled() or receiving.exception() is not None:
+                return
+
+    def _receive(self) -> asyncio.Task[Any]:
+        if self._receiving is None:
+            self._receiving = asyncio.create_task(self._layer.receive(self._channel))
+        return self._receiving
