@@ -1,3 +1,5 @@
+"""The inference interface, as a Django app."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig

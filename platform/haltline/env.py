@@ -44,6 +44,7 @@ class Env:
     abort_deadline: float
     retention_days: int
     send_timeout: float
+    eager_send: bool
     web_processes: int
 
     @property
@@ -83,6 +84,7 @@ def load(variables: Mapping[str, str] = os.environ) -> Env:
         abort_deadline=_seconds(env, "HALTLINE_ABORT_DEADLINE", 30.0),
         retention_days=_at_least(env, "HALTLINE_RETENTION", default=30, least=0),
         send_timeout=_seconds(env, "HALTLINE_SEND_TIMEOUT", 60.0),
+        eager_send=env.bool("HALTLINE_EAGER_SEND", True),
         web_processes=_at_least(env, "HALTLINE_WEB_PROCESSES", default=1, least=1),
     )
 
@@ -140,3 +142,8 @@ def _bus_urls(env: environ.Env, home: Home, engines: int) -> list[str]:
         if urlsplit(url).scheme not in {"unix", "tcp", "tls"}:
             raise ImproperlyConfigured("HALTLINE_BUS_URL must begin with unix:, tcp:// or tls://")
     return urls or [f"unix:{home.engine_socket(number)}" for number in range(engines)]
+
+
+def for_child(**changes: str) -> dict[str, str]:
+    """The environment that a child process gets: this one's, with changes."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **changes}

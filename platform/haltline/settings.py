@@ -102,6 +102,15 @@ STATIC_URL = "static/"
 STATIC_ROOT = ENV.home.static
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
 
+UNFOLD = {
+    "SITE_TITLE": "Haltline",
+    "SITE_HEADER": "Haltline",
+    "SITE_SUBHEADER": "Inference, watched and stopped",
+    "SITE_SYMBOL": "front_hand",
+    "SHOW_HISTORY": False,
+    "SIDEBAR": {"navigation": "adminapi.console.navigation.sidebar"},
+}
+
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "accounts.authentication.KeyAuthentication",
@@ -116,12 +125,17 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Haltline",
-    "DESCRIPTION": "Inference that shows every request's life and can stop any of them, and prove it.",
+    "DESCRIPTION": "Inference that shows every request's life, can stop any, and prove it.",
     "VERSION": "0.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
-    "SERVE_PERMISSIONS": ["accounts.permissions.CanInfer"],
+    "SERVE_PERMISSIONS": ["accounts.permissions.CanRead"],
     "SWAGGER_UI_DIST": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    "ENUM_NAME_OVERRIDES": {
+        "RequestStateEnum": "adminapi.requests.documents.STATES",
+        "ReplicaStateEnum": "ledger.models.Replica.State",
+        "LiveStateEnum": "adminapi.aborts.serializers.LIVE_STATES",
+    },
 }
 
 CHANNEL_LAYERS = {
@@ -138,6 +152,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # one form of log lines: LOGGING's
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "socket_keepalive": True}
 CELERY_TASK_DEFAULT_QUEUE = "work"
