@@ -10,4 +10,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "haltline.settings")
 
 app = Celery("haltline")
 app.config_from_object("django.conf:settings", namespace="CELERY")
+# Shared tasks look for the app in their own thread, and web and worker have many.
+app.set_default()
 app.autodiscover_tasks()

@@ -1,3 +1,5 @@
+"""The durable record, as a Django app."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig
