@@ -18,23 +18,22 @@ def loaded_by(code: str, *, django: bool = False) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after `code`."""
     setup = "import django; django.setup();" if django else ""
     show = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "platform")])
-    done = subprocess.run(
-        [sys.executable, "-c", f"{setup}{code}\n{show}"],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run(sys.executable, "-c", f"{setup}{code}\n{show}")
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_it_keeps_the_import_contracts() -> None:
-    command = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [command, "--no-cache"], cwd=ROOT, check=False, capture_output=True, text=True
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """With both source roots on the path, installed or not."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "platform")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, check=False, capture_output=True, text=True
     )
+
+
+def test_it_keeps_the_import_contracts() -> None:
+    done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -68,13 +67,4 @@ def test_it_fetches_weights_without_tensors_or_django() -> None:
 
 def test_it_finds_the_standard_library_s_platform_from_the_project_s_root() -> None:
     code = "import platform, pathlib; print(pathlib.Path(platform.__file__).name)"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "platform")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "platform.py"
+    assert run(sys.executable, "-c", code).stdout.strip() == "platform.py"

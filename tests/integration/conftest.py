@@ -1,0 +1,3 @@
+"""Integration tests run parts together over the real database and the real broker."""
+
+from __future__ import annotations
