@@ -1,0 +1,98 @@
+"""From a path to what an engine is built of: the model's description, a runner, a tokenizer.
+
+The one entry into the tensor half. Knows no environment: the worker says what it wants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.hf_tokenizer import load_tokenizer
+from inference.engine.models.config import ModelConfig
+from inference.engine.models.files import ModelFiles, open_model
+from inference.engine.models.llama import Llama, Placement
+from inference.engine.runner import TorchRunner
+from inference.engine.tokenizer import Tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class EngineParts(NamedTuple):
+    """What `Engine` takes, and the model's own limits (`model.max_position` among them)."""
+
+    model: ModelConfig
+    runner: TorchRunner
+    tokenizer: Tokenizer
+
+
+def load_engine_parts(
+    path: Path,
+    *,
+    config: EngineConfig,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+) -> EngineParts:
+    """Open the model at `path` (folder or GGUF file), load it, take the cache's memory.
+
+    `dtype`: auto, float32 or bfloat16; `device`: auto, cpu, cuda or cuda:N; `threads`: torch's
+    own, None for one per core. `config.max_model_len` must be within the model's; see `fitted`.
+    Raises `ModelError` (a `ValueError`) for a model that cannot be loaded, `ValueError` for a
+    choice that this machine does not have.
+    """
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+    place = chosen_device(device)
+    files = open_model(path)
+    runner = load_runner(files, config=config, dtype=chosen_dtype(dtype, place), device=place)
+    return EngineParts(files.config, runner, load_tokenizer(files))
+
+
+def load_runner(
+    files: ModelFiles, *, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> TorchRunner:
+    """The weights of an opened model in memory, with a cache of the configured size."""
+    length = fitted(config, files.config).max_model_len
+    placement = Placement(dtype=dtype, device=device, max_tokens=length)
+    return TorchRunner(Llama(files.config, files.weights, placement), config)
+
+
+def fitted(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """The same limits, with no more context than the model was made for."""
+    length = min(config.max_model_len, model.max_position)
+    return dataclasses.replace(config, max_model_len=length)
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device of that name; auto is the first CUDA device where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not one that torch knows") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"this machine has no device {name!r}")
+    return device
+
+
+def chosen_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type of that name; auto is bfloat16 where the device multiplies it, else float32."""
+    if name == "auto":
+        name = "bfloat16" if _has_bfloat16(device) else "float32"
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} is not supported; use auto, {' or '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported())
