@@ -18,6 +18,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.outputs import (
     EngineLoad,
     NewSequence,
+    PassDone,
     SequenceEnd,
     SequenceUpdate,
     StepResult,
@@ -32,12 +33,17 @@ __all__ = [
     "Engine",
     "EngineLoad",
     "NewSequence",
+    "PassDone",
     "SequenceEnd",
     "SequenceUpdate",
     "StepResult",
 ]
 
 logger = logging.getLogger(__name__)
+
+
+def _nothing(_: PassDone) -> None:
+    """What is to be done between a pass and its outcome, unless the caller has something."""
 
 
 class Engine:
@@ -97,19 +103,24 @@ class Engine:
         known = [seq_id for seq_id in dict.fromkeys(seq_ids) if seq_id in self._trackers]
         return [self._release(seq_id).end() for seq_id in known]
 
-    def step(self) -> StepResult:
+    def step(self, meanwhile: Callable[[PassDone], None] = _nothing) -> StepResult:
         """One forward pass over those who are next, and what came of it.
 
-        A pass that fails raises nothing: it ends every sequence in it with an `error` update.
+        `meanwhile` is called between the pass and its outcome, and may `add` and `abort`: what is
+        aborted there gets no token of this pass. A pass that fails raises nothing: it ends every
+        sequence in it with an `error` update.
         """
         started = self._clock()
         batch = self._scheduler.schedule()
         run_started = self._clock()
         outcome = self._run(batch)
         run_seconds = self._clock() - run_started
-        updates = self._postprocess(batch, outcome)
+        news = News()
+        news.announce(batch)
+        meanwhile(PassDone(updates=news.updates, seconds=self._clock() - started))
+        self._postprocess(batch, outcome, news)
         return StepResult(
-            updates=updates,
+            updates=news.updates,
             num_tokens=batch.num_tokens,
             num_sequences=len(batch.chunks),
             num_decodes=batch.num_decodes,
@@ -161,19 +172,23 @@ class Engine:
             return EngineError(f"the forward pass failed ({type(problem).__name__})")
         return sampled
 
-    def _postprocess(self, batch: Batch, outcome: Sampled | EngineError) -> list[SequenceUpdate]:
-        news = News()
-        news.announce(batch)
+    def _postprocess(self, batch: Batch, outcome: Sampled | EngineError, news: News) -> None:
         if isinstance(outcome, EngineError):
-            for chunk in batch.chunks:
-                self._release(chunk.sequence.seq_id).fail(outcome.message, news)
-            return news.updates
+            for sequence in (chunk.sequence for chunk in batch.chunks):
+                if self._is_live(sequence):
+                    self._release(sequence.seq_id).fail(outcome.message, news)
+            return
         self._scheduler.commit(batch, outcome)
         answers = zip(outcome.token_ids, outcome.logprobs, strict=True)
         for chunk in batch.chunks:
             token_id, raw = next(answers) if chunk.samples else (None, None)
-            self._follow(chunk.sequence, token_id, raw, news)
-        return news.updates
+            if self._is_live(chunk.sequence):
+                self._follow(chunk.sequence, token_id, raw, news)
+
+    def _is_live(self, sequence: Sequence) -> bool:
+        """False for one that was aborted while its pass ran, whoever bears its id by now."""
+        tracker = self._trackers.get(sequence.seq_id)
+        return tracker is not None and tracker.sequence is sequence
 
     def _follow(
         self, sequence: Sequence, token_id: int | None, raw: RawLogprobs | None, news: News

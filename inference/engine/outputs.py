@@ -61,6 +61,17 @@ class SequenceEnd:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class PassDone:
+    """A forward pass is over and its tokens are not taken yet.
+
+    `updates` say only who was scheduled or preempted for it, after `seconds` of the step.
+    """
+
+    updates: list[SequenceUpdate]
+    seconds: float
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class StepResult:
     """One step. `num_tokens` went through the model, `num_decodes` of them one a sequence.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference.engine.engine import Engine
+from inference.engine.engine import Engine, PassDone
 from inference.errors import EngineError
 from inference.generation import AbortCause
 from inference.wire import AbortInfo
@@ -59,24 +59,28 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One round. What an abort released is told before the next forward pass."""
-        for command in self.inbox.take(wait=self._patience()):
-            self.desk.handle(command)
-        self.desk.expire()
-        self._force()
+        self._obey(wait=self._patience())
         self.desk.outbox.flush()
         if self.engine.has_work:
             self._step()
             self.desk.outbox.flush()
 
+    def _obey(self, *, wait: float | None) -> None:
+        for command in self.inbox.take(wait=wait):
+            self.desk.handle(command)
+        self.desk.expire()
+        self._force()
+
     def _step(self) -> None:
-        gauge, outbox = self.desk.gauge, self.desk.outbox
+        """What was asked while the pass ran is done before its tokens count: none comes late."""
         started_at = self.clock()
         time.sleep(self.step_delay)
-        result = self.engine.step()
-        gauge.steps += 1
-        gauge.last_step_seconds = self.clock() - started_at
-        outbox.step = gauge.steps
-        self.desk.steps.apply(result, started_at=started_at)
+
+        def meanwhile(done: PassDone) -> None:
+            self.desk.passed(done, started_at=started_at)
+            self._obey(wait=0.0)
+
+        self.desk.steps.take(self.engine.step(meanwhile))
 
     def _patience(self) -> float | None:
         """How long there is nothing to do unless somebody asks for something."""

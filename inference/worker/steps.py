@@ -5,10 +5,10 @@ Only the engine's thread uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from inference.engine.engine import SequenceUpdate, StepResult
+from inference.engine.engine import PassDone, SequenceUpdate, StepResult
 from inference.errors import EngineError
 from inference.generation import FinishReason
 from inference.lifecycle import Trigger
@@ -48,14 +48,29 @@ class StepReport:
         self._finalizer, self._clock = finalizer, clock
         self.last = LastStep()
 
-    def apply(self, result: StepResult, *, started_at: float) -> None:
-        found = [(update, self._registry.of_sequence(update.seq_id)) for update in result.updates]
-        known = [(update, *place) for update, place in found if place is not None]
-        for update, request, choice in known:
+    def charge(self, done: PassDone, *, started_at: float) -> None:
+        """A pass is over: note who ran or was preempted, and charge its time to those who ran.
+
+        In equal parts: the engine does not say who took how long.
+        """
+        for update, request, choice in self._known(done.updates):
             self._move(request, choice, update)
-        self._charge(result, started_at)
-        for update, request, choice in known:
+        running = self._registry.running
+        share = done.seconds / len(running) if running else 0.0
+        for request, _ in running.values():
+            request.busy_seconds += share
+        self.last = LastStep(started_at, self._clock(), share, frozenset(running))
+
+    def take(self, result: StepResult) -> None:
+        """Tokens, texts and ends, of those who are still there."""
+        for update, request, choice in self._known(result.updates):
             self._take(request, choice, update)
+
+    def _known(
+        self, updates: Iterable[SequenceUpdate]
+    ) -> list[tuple[SequenceUpdate, Request, Choice]]:
+        found = [(update, self._registry.of_sequence(update.seq_id)) for update in updates]
+        return [(update, *place) for update, place in found if place is not None]
 
     def charge_waste(self, request: Request, *, since: float) -> None:
         """The request's share of the last step after an abort of it had come in."""
@@ -83,14 +98,6 @@ class StepReport:
         request.stage = stage
         request.log(self._clock(), trigger=trigger)
         self._outbox.changed(request)
-
-    def _charge(self, result: StepResult, started_at: float) -> None:
-        """In equal parts to all that ran: the engine does not say who took how long."""
-        running = self._registry.running
-        share = result.seconds / len(running) if running else 0.0
-        for request, _ in running.values():
-            request.busy_seconds += share
-        self.last = LastStep(started_at, self._clock(), share, frozenset(running))
 
     def _take(self, request: Request, choice: Choice, update: SequenceUpdate) -> None:
         if update.prompt_logprobs is not None:

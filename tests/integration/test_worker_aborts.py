@@ -86,6 +86,7 @@ async def test_it_lets_waiting_work_go_at_once_and_keeps_the_others_order(
     worker.runner.hold()
     await worker.runner.stands()
     web.send(Abort(keys=[keys[3], keys[5]], info=API))
+    await worker.arrived(AbortAsked)
     worker.runner.free()
     for key in (keys[3], keys[5]):
         assert (await web.end(key)).finish_reason is FinishReason.ABORT
@@ -101,18 +102,44 @@ async def test_it_lets_waiting_work_go_at_once_and_keeps_the_others_order(
     await worker.is_clean()
 
 
-async def test_it_aborts_in_the_middle_of_a_long_prompt(worker: Harness, web: Client) -> None:
-    """The prompt takes seven passes of 32 tokens; the abort comes during the sixth."""
+@pytest.mark.parametrize("chunk", [1, 6, 7])
+async def test_it_aborts_in_the_middle_of_a_long_prompt(
+    worker: Harness, web: Client, chunk: int
+) -> None:
+    """Case 12: the prompt takes seven passes of 32 tokens; the abort comes during one of them."""
     worker.runner.hold()
     await web.submitted(submission(A, "x" * 200, max_tokens=50))
-    worker.runner.let(5)
+    worker.runner.let(chunk - 1)
     await worker.runner.stands()
     web.send(Abort(keys=[A], info=API))
     await worker.arrived(AbortAsked)
     worker.runner.free()
     end = await web.end(A)
-    assert worker.runner.passes == 6
+    assert worker.runner.passes == chunk
     assert (end.finish_reason, web.tokens(A), end.text) == (FinishReason.ABORT, [], "")
+    event = await worker.event(A)
+    assert [entry.trigger for entry in event.timeline] == [Trigger.SCHEDULE, Trigger.ABORT_CONFIRM]
+    assert 0 < event.wasted_seconds <= event.busy_seconds
+    await worker.is_clean()
+
+
+async def test_it_takes_no_token_of_a_pass_that_ran_when_the_abort_came(
+    worker: Harness, web: Client
+) -> None:
+    await web.submitted(submission(A))
+    await web.submitted(submission(B, max_tokens=500))
+    await web.has_tokens(A, 3)
+    worker.runner.hold()
+    await worker.runner.stands()
+    before = len(web.tokens(A))
+    web.send(Abort(keys=[A], info=API))
+    await worker.arrived(AbortAsked)
+    worker.runner.free()
+    end = await web.end(A)
+    assert end.usage is not None
+    assert end.usage.output_tokens == len(web.tokens(A)) == before
+    assert (await worker.event(A)).output_tokens == before
+    await web.abort(B)
     await worker.is_clean()
 
 
