@@ -131,7 +131,7 @@ async def test_it_takes_no_token_of_a_pass_that_ran_when_the_abort_came(
     await web.has_tokens(A, 3)
     worker.runner.hold()
     await worker.runner.stands()
-    before = len(web.tokens(A))
+    before = worker.worker.registry.live[A].output_tokens
     web.send(Abort(keys=[A], info=API))
     await worker.arrived(AbortAsked)
     worker.runner.free()

@@ -25,8 +25,9 @@ def test_it_gives_the_general_error_for_a_code_that_it_does_not_know() -> None:
     assert errors.by_code("from_the_future") is errors.HaltlineError
 
 
-def test_it_gives_every_error_its_own_code() -> None:
-    codes = [kind.code for kind in errors._family(errors.HaltlineError)]
+def test_it_declares_no_code_twice() -> None:
+    family = errors._family(errors.HaltlineError)
+    codes = [kind.code for kind in family if "code" in vars(kind)]
     assert len(codes) == len(set(codes))
 
 
