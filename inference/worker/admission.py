@@ -19,7 +19,7 @@ from inference.errors import (
     UnavailableError,
 )
 from inference.generation import SamplingParams
-from inference.wire import Submit
+from inference.wire import Accepted, Submit
 from inference.worker.checks import check_submit, num_choices
 from inference.worker.commands import Submission, Tokenized, TokenizingFailed
 from inference.worker.deadlines import Deadlines
@@ -50,6 +50,8 @@ class Admission:
             submission.is_refused = True
             self.registry.counts.duplicates += 1
             logger.warning("request %s came twice", submit.key.request_id)
+            if not submit.attached:
+                self._accept_again(submission)
             return
         request, impossible = _request(submission)
         submission.request = request
@@ -82,6 +84,14 @@ class Admission:
         request = failed.submission.request
         if request is not None and not request.is_ended:
             self.finalizer.reject(request, failed.error)
+
+    def _accept_again(self, submission: Submission) -> None:
+        """Whoever hands over work for nobody hangs up, and may not have heard the first answer."""
+        key = submission.submit.key
+        request = self.registry.live.get(key)
+        counts = [len(ids) for ids in request.prompt_ids] if request is not None else []
+        answer = Accepted(key=key, epoch=self.outbox.epoch, prompt_tokens=counts)
+        self.outbox.send(submission.session, answer)
 
     def _refusal(self, submit: Submit) -> HaltlineError | None:
         if self.is_draining:

@@ -192,7 +192,7 @@ async def run(config: WorkerConfig, ready: ReadyEngine) -> bool:
 
 @contextlib.contextmanager
 def _stopped_by_signals(worker: Worker) -> Iterator[None]:
-    """The first signal drains; a second one does not wait for what runs."""
+    """The first signal drains; a second one does not wait for what runs; later ones do nothing."""
     loop = asyncio.get_running_loop()
     graces = iter([worker.config.grace])
 
@@ -208,6 +208,7 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # the end is decided, and so is its code
 
 
 def _watch_parent(config: WorkerConfig, worker: Worker) -> asyncio.Task[None] | None:

@@ -21,7 +21,7 @@ from inference.wire import (
     RequestKey,
     TextPrompt,
 )
-from inference.worker.commands import AbortAsked
+from inference.worker.commands import AbortAsked, Tokenized
 from tests.doubles.worker_harness import API, Client, Harness, running, submission
 
 A, B, C = (RequestKey(f"req_{name}", 1) for name in "abc")
@@ -80,10 +80,12 @@ async def test_it_lets_waiting_work_go_at_once_and_keeps_the_others_order(
 ) -> None:
     """Case 15."""
     keys = [RequestKey(f"req_{number}", 1) for number in range(7)]
-    for key in keys:
-        await web.submitted(submission(key, max_tokens=40 if key in keys[:2] else 3))
-    await web.has_tokens(keys[1], 1)
     worker.runner.hold()
+    for key in keys:
+        web.send(submission(key, max_tokens=40 if key in keys[:2] else 3))
+    await worker.arrived(Tokenized, len(keys))
+    worker.runner.let(1)
+    await worker.until(lambda: worker.engine.load().waiting == len(keys) - 2)
     await worker.runner.stands()
     web.send(Abort(keys=[keys[3], keys[5]], info=API))
     await worker.arrived(AbortAsked)
