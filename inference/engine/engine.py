@@ -18,9 +18,9 @@ from inference.engine.config import EngineConfig
 from inference.engine.outputs import (
     EngineLoad,
     NewSequence,
-    PassDone,
     SequenceEnd,
     SequenceUpdate,
+    StepObserver,
     StepResult,
 )
 from inference.engine.scheduler import Scheduler
@@ -33,17 +33,16 @@ __all__ = [
     "Engine",
     "EngineLoad",
     "NewSequence",
-    "PassDone",
     "SequenceEnd",
     "SequenceUpdate",
+    "StepObserver",
     "StepResult",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-def _nothing(_: PassDone) -> None:
-    """What is to be done between a pass and its outcome, unless the caller has something."""
+_NOBODY = StepObserver()
 
 
 class Engine:
@@ -103,21 +102,20 @@ class Engine:
         known = [seq_id for seq_id in dict.fromkeys(seq_ids) if seq_id in self._trackers]
         return [self._release(seq_id).end() for seq_id in known]
 
-    def step(self, meanwhile: Callable[[PassDone], None] = _nothing) -> StepResult:
+    def step(self, observer: StepObserver = _NOBODY) -> StepResult:
         """One forward pass over those who are next, and what came of it.
 
-        `meanwhile` is called between the pass and its outcome, and may `add` and `abort`: what is
-        aborted there gets no token of this pass. A pass that fails raises nothing: it ends every
-        sequence in it with an `error` update.
+        A pass that fails raises nothing: it ends every sequence in it with an `error` update.
         """
         started = self._clock()
         batch = self._scheduler.schedule()
+        news = News()
+        news.announce(batch)
+        observer.scheduled(news.updates)
         run_started = self._clock()
         outcome = self._run(batch)
         run_seconds = self._clock() - run_started
-        news = News()
-        news.announce(batch)
-        meanwhile(PassDone(updates=news.updates, seconds=self._clock() - started))
+        observer.passed(self._clock() - started)
         self._postprocess(batch, outcome, news)
         return StepResult(
             updates=news.updates,

@@ -60,15 +60,17 @@ class SequenceEnd:
     was_scheduled: bool
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class PassDone:
-    """A forward pass is over and its tokens are not taken yet.
+class StepObserver:
+    """Whoever wants to know of a step as it goes; this one does not care."""
 
-    `updates` say only who was scheduled or preempted for it, after `seconds` of the step.
-    """
+    def scheduled(self, updates: list[SequenceUpdate]) -> None:
+        """Before the pass: who runs in it for the first time or again, who was preempted."""
 
-    updates: list[SequenceUpdate]
-    seconds: float
+    def passed(self, seconds: float) -> None:
+        """After the pass, `seconds` into the step, and before its tokens are taken.
+
+        May `add` and `abort`: what is aborted here gets no token of this pass.
+        """
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference.engine.engine import PassDone
 from inference.errors import EngineError, HaltlineError, NotFoundError
 from inference.events import Progress, ReplicaBeat
 from inference.generation import AbortCause
@@ -64,12 +63,12 @@ class Desk:
             logger.exception("a command could not be handled: %s", type(command).__name__)
             self._refuse(command)
 
-    def passed(self, done: PassDone, *, started_at: float) -> None:
+    def passed(self, seconds: float, *, started_at: float) -> None:
         """A forward pass is over: count it, and charge it to those who were in it."""
         self.gauge.steps += 1
         self.gauge.last_step_seconds = self.clock() - started_at
         self.outbox.step = self.gauge.steps
-        self.steps.charge(done, started_at=started_at)
+        self.steps.charge(seconds, started_at=started_at)
 
     def expire(self) -> None:
         """End what has run out of time."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference.engine.engine import Engine, PassDone
+from inference.engine.engine import Engine, SequenceUpdate, StepObserver
 from inference.errors import EngineError
 from inference.generation import AbortCause
 from inference.wire import AbortInfo
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class EngineLoop:
+class EngineLoop(StepObserver):
     """`step_delay`: seconds added to each step, for tests. `has_failed`: it ended by a fault."""
 
     engine: Engine
@@ -33,6 +33,7 @@ class EngineLoop:
     step_delay: float = 0.0
     has_failed: bool = False
     _thread: threading.Thread | None = field(default=None)
+    _started_at: float = field(default=0.0)
 
     def start(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called on the thread, after its last word."""
@@ -72,15 +73,19 @@ class EngineLoop:
         self._force()
 
     def _step(self) -> None:
-        """What was asked while the pass ran is done before its tokens count: none comes late."""
-        started_at = self.clock()
+        self._started_at = self.clock()
         time.sleep(self.step_delay)
+        self.desk.steps.take(self.engine.step(self))
 
-        def meanwhile(done: PassDone) -> None:
-            self.desk.passed(done, started_at=started_at)
-            self._obey(wait=0.0)
+    def scheduled(self, updates: list[SequenceUpdate]) -> None:
+        """Who begins to run is told before the pass, which may be long."""
+        self.desk.steps.move(updates, at=self._started_at)
+        self.desk.outbox.flush()
 
-        self.desk.steps.take(self.engine.step(meanwhile))
+    def passed(self, seconds: float) -> None:
+        """What was asked while the pass ran is done before its tokens count: none comes late."""
+        self.desk.passed(seconds, started_at=self._started_at)
+        self._obey(wait=0.0)
 
     def _patience(self) -> float | None:
         """How long there is nothing to do unless somebody asks for something."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from inference.engine.engine import PassDone, SequenceUpdate, StepResult
+from inference.engine.engine import SequenceUpdate, StepResult
 from inference.errors import EngineError
 from inference.generation import FinishReason
 from inference.lifecycle import Trigger
@@ -48,15 +48,18 @@ class StepReport:
         self._finalizer, self._clock = finalizer, clock
         self.last = LastStep()
 
-    def charge(self, done: PassDone, *, started_at: float) -> None:
-        """A pass is over: note who ran or was preempted, and charge its time to those who ran.
+    def move(self, updates: Iterable[SequenceUpdate], *, at: float) -> None:
+        """Who was preempted for the step that began at `at`, and who begins to run in it."""
+        for update, request, choice in self._known(updates):
+            self._move(request, choice, update, at=at)
 
-        In equal parts: the engine does not say who took how long.
+    def charge(self, seconds: float, *, started_at: float) -> None:
+        """A pass is over: charge it to those who run, in equal parts.
+
+        The engine does not say who took how long.
         """
-        for update, request, choice in self._known(done.updates):
-            self._move(request, choice, update)
         running = self._registry.running
-        share = done.seconds / len(running) if running else 0.0
+        share = seconds / len(running) if running else 0.0
         for request, _ in running.values():
             request.busy_seconds += share
         self.last = LastStep(started_at, self._clock(), share, frozenset(running))
@@ -77,26 +80,26 @@ class StepReport:
         count = sum(choice.seq_id in self.last.choices for choice in request.live_choices)
         request.wasted_seconds += count * self.last.share_after(since)
 
-    def _move(self, request: Request, choice: Choice, update: SequenceUpdate) -> None:
+    def _move(self, request: Request, choice: Choice, update: SequenceUpdate, *, at: float) -> None:
         if update.preempted:
             request.preemptions += 1
             self._registry.set_waiting(update.seq_id)
             if request.stage is Stage.RUNNING and not self._runs(request):
-                self._enter(request, Stage.PREEMPTED, Trigger.PREEMPT)
+                self._enter(request, Stage.PREEMPTED, Trigger.PREEMPT, at=at)
         if update.first_scheduled or update.resumed:
             request.was_scheduled = True
             self._registry.set_running(update.seq_id)
             if request.stage is not Stage.RUNNING:
-                self._enter(request, Stage.RUNNING, Trigger.SCHEDULE)
+                self._enter(request, Stage.RUNNING, Trigger.SCHEDULE, at=at)
         if update.first_scheduled:
             choice.cached_prompt_tokens = update.cached_prompt_tokens
 
     def _runs(self, request: Request) -> bool:
         return any(choice.seq_id in self._registry.running for choice in request.choices)
 
-    def _enter(self, request: Request, stage: Stage, trigger: Trigger) -> None:
+    def _enter(self, request: Request, stage: Stage, trigger: Trigger, *, at: float) -> None:
         request.stage = stage
-        request.log(self._clock(), trigger=trigger)
+        request.log(at, trigger=trigger)
         self._outbox.changed(request)
 
     def _take(self, request: Request, choice: Choice, update: SequenceUpdate) -> None:
