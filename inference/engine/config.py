@@ -10,14 +10,16 @@ class EngineConfig:
     """Limits of one engine. Raises `ValueError` for sizes that could never work.
 
     `max_running` slots; `max_queued` sequences that wait for one; `kv_tokens` of KV cache in
-    blocks of `block_size` tokens; `step_tokens` at most in one forward pass; `max_model_len`
-    tokens of prompt and output together.
+    blocks of `block_size` tokens; `step_tokens` at most in one forward pass, and fewer prompt
+    tokens where it would take longer than `step_seconds`; `max_model_len` tokens of prompt and
+    output together.
     """
 
     max_running: int = 64
     max_queued: int = 10_000
     kv_tokens: int = 65_536
     step_tokens: int = 512
+    step_seconds: float | None = None
     block_size: int = 32
     max_model_len: int = 2048
     prefix_caching: bool = True
@@ -50,3 +52,5 @@ class EngineConfig:
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.step_seconds is not None and self.step_seconds <= 0:
+            raise ValueError(f"step_seconds must be more than 0, not {self.step_seconds}")

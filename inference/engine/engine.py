@@ -115,6 +115,7 @@ class Engine:
         run_started = self._clock()
         outcome = self._run(batch)
         run_seconds = self._clock() - run_started
+        self._scheduler.learn(batch, run_seconds)
         observer.passed(self._clock() - started)
         self._postprocess(batch, outcome, news)
         return StepResult(

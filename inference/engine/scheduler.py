@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from inference.engine.batch import Batch, Chunk, Sampled
 from inference.engine.block_pool import BlockPool
+from inference.engine.budget import StepBudget
 from inference.engine.config import EngineConfig
 from inference.engine.sequence import Sequence, SequenceId
 from inference.engine.waiting import WaitingQueue
@@ -25,6 +26,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self._config = config
         self._pool = pool
+        self._budget = StepBudget(config)
         self._waiting = WaitingQueue()
         self._running: dict[SequenceId, Sequence] = {}
 
@@ -89,6 +91,12 @@ class Scheduler:
                 sequence.prompt_logprobs += sampled.prompt_logprobs.get(sequence.seq_id, ())
                 self._advance(chunk, token)
 
+    def learn(self, batch: Batch, seconds: float) -> None:
+        """The pass over `batch` took so long: the next ones are cut to measure."""
+        self._budget.learn(
+            num_tokens=batch.num_tokens, num_decodes=batch.num_decodes, seconds=seconds
+        )
+
     def check_integrity(self) -> None:
         """Raises `AssertionError` if slots or blocks do not add up. For tests and after faults."""
         self._pool.check_integrity()
@@ -138,7 +146,8 @@ class Scheduler:
         started = deque(sequence for sequence in self._by_rank() if sequence.num_pending > 1)
         # Who was just preempted must not take its blocks back in the same step.
         admitting = not batch.preempted
-        while (budget := self._config.step_tokens - batch.num_tokens) > 0:
+        most = batch.num_decodes + self._budget.prefill_tokens(batch.num_decodes)
+        while (budget := most - batch.num_tokens) > 0:
             head = self._head() if admitting else None
             if head is not None and not (started and started[0].rank < head.rank):
                 admitting = self._admit(head, batch)

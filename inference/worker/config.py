@@ -17,6 +17,8 @@ from inference.engine.config import EngineConfig
 from inference.weights import DEFAULT_MODEL
 
 DTYPES = ("auto", "float32", "bfloat16")
+# What streams, and aborts, wait for at most while a long prompt is read.
+STEP_SECONDS = 0.12
 BROKER_SCHEMES = ("redis", "rediss", "unix", "redis+socket", "memory")
 
 
@@ -105,6 +107,7 @@ def _engine(env: _Reader) -> EngineConfig:
             max_queued=env.count("HALTLINE_MAX_QUEUED", standard.max_queued),
             kv_tokens=env.count("HALTLINE_KV_TOKENS", standard.kv_tokens),
             step_tokens=env.count("HALTLINE_STEP_TOKENS", standard.step_tokens),
+            step_seconds=env.seconds("HALTLINE_STEP_SECONDS", STEP_SECONDS) or None,
             max_model_len=env.count("HALTLINE_MAX_MODEL_LEN", standard.max_model_len),
         )
     except ConfigError:
