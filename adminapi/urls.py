@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
+from adminapi.aborts.resuming import ResumeView
 from adminapi.aborts.views import AbortListView, AbortRequestsView, AbortView
 from adminapi.replicas.views import ReplicaListView
 from adminapi.requests.views import (
@@ -21,5 +22,6 @@ urlpatterns = [
     path("v1/requests/<str:request_id>", RequestView.as_view(), name="request"),
     path("v1/requests/<str:request_id>/cancel", RequestCancelView.as_view(), name="request_cancel"),
     path("v1/requests/<str:request_id>/events", RequestEventsView.as_view(), name="request_events"),
+    path("resume", ResumeView.as_view(), name="resume"),
     path("v1/replicas", ReplicaListView.as_view(), name="replicas"),
 ]

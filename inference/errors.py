@@ -118,6 +118,12 @@ class UnavailableError(OverloadedError):
     code = "unavailable"
 
 
+class FencedError(UnavailableError):
+    """New work is refused until an operator resumes it; try again later."""
+
+    code = "fenced"
+
+
 class EngineLostError(UnavailableError):
     """The engine that ran this request is gone; what it had produced is in the record."""
 

@@ -22,13 +22,14 @@ from adminapi.aborts.documents import ReceiptListSerializer, ReceiptSerializer
 from adminapi.aborts.orders import AbortOrder, idempotency_key, wait_seconds
 from adminapi.aborts.serializers import AbortRequestsSerializer, ReceiptQuerySerializer
 from adminapi.aborts.stops import stop
-from adminapi.aborts.waiting import settled
 from adminapi.pages import PageQuerySerializer, page
 from adminapi.queries import query_fields
 from gateway.api.base import AsyncAPIView
 from gateway.api.errors import json_response
 from gateway.database import in_database
+from gateway.waiting import settled
 from ledger.models import Abort
+from ledger.push import group_of
 from ledger.selectors import abort_get, abort_receipt, aborts_visible
 
 # Fifty receipts with a thousand targets each would be no page.
@@ -70,7 +71,7 @@ async def answer(ordered: Ordered) -> HttpResponse:
         return json_response(receipt)
     if ordered.wait is not None:
         is_settled = await settled(
-            ordered.abort_id, lambda: _is_done(ordered), seconds=ordered.wait
+            group_of("abort", ordered.abort_id), lambda: _is_done(ordered), seconds=ordered.wait
         )
         receipt = await in_database(_receipt, ordered.caller, ordered.abort_id)
         status = 200 if is_settled else 202

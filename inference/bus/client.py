@@ -24,6 +24,7 @@ from inference.wire import (
     Accepted,
     AnyMessage,
     Ask,
+    Attach,
     CallFailed,
     Rejected,
     Release,
@@ -36,6 +37,7 @@ from inference.wire import (
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 5.0
+BEYOND = 2**31 - 1
 Answer = TypeVar("Answer")
 
 
@@ -101,6 +103,40 @@ def submit(
         url, submission, Accepted, Rejected, secret=secret, within=timeout
     )
     return asyncio.run(answer)
+
+
+def missing(
+    url: str | Bus,
+    *,
+    keys: Sequence[RequestKey],
+    secret: str = "",
+    timeout: float = TIMEOUT_SECONDS,
+) -> tuple[str, set[RequestKey]]:
+    """The engine's epoch, and which of these requests it does not have. Changes nothing there.
+
+    A request that ended some seconds ago may be missing too. Raises `ConnectionError`.
+    """
+    bus = SocketBus(url) if isinstance(url, str) else url
+    return asyncio.run(_missing(bus, keys, secret=secret, within=timeout))
+
+
+async def _missing(
+    bus: Bus, keys: Sequence[RequestKey], *, secret: str, within: float
+) -> tuple[str, set[RequestKey]]:
+    """Follows each from beyond its last token: an engine refuses at once what it does not have."""
+    found: set[RequestKey] = set()
+    try:
+        async with asyncio.timeout(within), connected(bus, secret=secret) as (connection, _):
+            for key in keys:
+                connection.send(Attach(key=key, from_token=BEYOND))
+            connection.send(Ask(call=1))
+            while True:
+                answer: Rejected | Status = await _first_of(connection, (Rejected, Status))
+                if isinstance(answer, Status):
+                    return answer.epoch, found
+                found.add(answer.key)
+    except TimeoutError as problem:
+        raise ConnectionError(f"the engine did not answer in {within:g} s") from problem
 
 
 def ask(url: str, *, secret: str = "", timeout: float = TIMEOUT_SECONDS) -> Status:

@@ -16,7 +16,7 @@ from inference.bus.address import TcpAddress, parse
 from inference.engine.config import EngineConfig
 from inference.weights import DEFAULT_MODEL
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "int8")
 # What streams, and aborts, wait for at most while a long prompt is read.
 STEP_SECONDS = 0.12
 BROKER_SCHEMES = ("redis", "rediss", "unix", "redis+socket", "memory")

@@ -29,7 +29,8 @@ class LineTimes:
 
     `ask`: between two questions; `hung`, `lost`: of silence, before no new work is sent and
     before the line is given up; `accept`, `call`: longest waits for the engine's word on a request
-    and for an answer; `unopened`: within which a response must begin to read.
+    and for an answer; `unopened`: within which a response must begin to read; `silent`: without
+    output, before the record is read; `requeue`: longest wait for another engine.
     """
 
     ask: float = 1.0
@@ -38,6 +39,8 @@ class LineTimes:
     accept: float = 30.0
     call: float = 10.0
     unopened: float = 0.5
+    silent: float = 0.5
+    requeue: float = 30.0
     longest_backoff: float = 2.0
 
 

@@ -1,8 +1,7 @@
 """What one web process has to say to one engine: submit, abort, ask; outputs go to mailboxes.
 
 A single reader deals each step's outputs out to the mailboxes of the waiting responses. A break
-of the line ends every mailbox on it with `EngineLostError`, and `on_loss` is told what had
-arrived. Knows nothing of HTTP and writes no rows itself.
+of the line hands those that have not ended to `on_loss`. Knows nothing of HTTP and no rows.
 """
 
 from __future__ import annotations
@@ -10,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import TypeVar
 
+from gateway.acceptance import SILENT
 from gateway.background import spawn
 from gateway.line import Line, LineTimes
 from gateway.mailbox import Mailbox
-from inference.bus import Bus
-from inference.errors import EngineLostError, UnavailableError, WireError, by_code
+from inference.bus import Bus, Connection
+from inference.bus.client import connected
+from inference.errors import UnavailableError, WireError, by_code
 from inference.generation import AbortCause
 from inference.wire import (
     Abort,
@@ -33,30 +35,24 @@ from inference.wire import (
     Rejected,
     RequestKey,
     Status,
-    Submit,
     Text,
     Tokenize,
     Tokens,
     Welcome,
 )
+from ledger.specs import Placement
 
 logger = logging.getLogger(__name__)
 
-SILENT = "The engine did not answer in time; try again later."
-
 Answer = TypeVar("Answer", Tokens, Text, Status)
-OnLoss = Callable[[Welcome, dict[str, int]], Awaitable[None]]
-
-
-class NotSubmittedError(UnavailableError):
-    """The engine that was to run this request has just gone; try again later."""
+OnLoss = Callable[[Welcome, list[Mailbox]], Awaitable[None]]
 
 
 class Link:
     """One engine, as this process sees it.
 
-    `on_loss(welcome, received)` is awaited after a break that took work with it: the tokens that
-    had arrived, per request id. `welcome` is the newest one, also while the line is down;
+    `on_up()` is called when it is there; `on_loss(welcome, mailboxes)` is awaited after a break
+    that took work with it. `welcome` is the newest one, also while the line is down;
     `model_since`: when its model was first seen here, in seconds since the epoch.
     """
 
@@ -66,16 +62,17 @@ class Link:
         *,
         name: str,
         secret: str,
+        on_up: Callable[[], None],
         on_loss: OnLoss,
-        times: LineTimes | None = None,
+        times: LineTimes,
     ) -> None:
-        self._times = times or LineTimes()
+        self._times, self._bus, self._secret = times, bus, secret
         self.line = Line(bus, name=name, secret=secret, times=self._times, listener=self)
         self.welcome: Welcome | None = None
         self.model_since = 0
         self.status: Status | None = None
-        self._name, self._on_loss = name, on_loss
-        self._mailboxes: dict[RequestKey, Mailbox] = {}
+        self._name, self._on_up, self._on_loss = name, on_up, on_loss
+        self._mailboxes: dict[str, Mailbox] = {}
         self._calls: dict[int, asyncio.Future[Tokens | Text | Status]] = {}
         self._call_numbers = count(1)
 
@@ -84,34 +81,67 @@ class Link:
         """Those of requests that somebody waits for."""
         return list(self._mailboxes.values())
 
+    # -- what it is, by what it last said
+
+    def is_at(self, placement: Placement) -> bool:
+        """The very engine, of the same start."""
+        welcome = self.welcome
+        return (
+            welcome is not None
+            and welcome.replica == placement.replica
+            and welcome.epoch == placement.epoch
+        )
+
+    def serves(self, model: str | None) -> bool:
+        """Can take work for `model`, or for any."""
+        return (
+            self.welcome is not None
+            and (model is None or self.welcome.model == model)
+            and self.line.up
+            and not self.line.hung
+        )
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """Share of the slots that are taken or waited for, then what we ourselves have there."""
+        status = self.status
+        asked = (status.running + status.waiting) / max(1, status.total_slots) if status else 0.0
+        return asked, len(self._mailboxes)
+
+    @property
+    def problem(self) -> str:
+        """Empty while all is well."""
+        name = self.welcome.replica if self.welcome else "an engine"
+        if not self.line.up:
+            return f"{name} is not connected"
+        return f"{name} does not answer" if self.line.hung else ""
+
+    @asynccontextmanager
+    async def visit(self, placement: Placement) -> AsyncIterator[Connection]:
+        """A connection of one's own to this engine, closed at the end; nothing hangs on it.
+
+        Raises `ConnectionError` if that engine is not there any more.
+        """
+        async with connected(self._bus, secret=self._secret, client=self._name) as (line, welcome):
+            if welcome.epoch != placement.epoch:
+                raise ConnectionError(f"{welcome.replica} was started anew")
+            yield line
+
     # -- requests
 
-    async def submit(self, submission: Submit) -> Mailbox:
-        """Send it and wait for the engine's word.
-
-        Raises the error that the engine names, `NotSubmittedError` if it could not be sent,
-        `EngineLostError` if the engine goes meanwhile, `UnavailableError` without an answer in
-        time. A cancellation aborts the request.
-        """
-        mailbox = Mailbox(
-            key=submission.key, choices=submission.n * len(submission.prompts), carrier=self
-        )
+    def carry(self, mailbox: Mailbox) -> bool:
+        """Send its submission and take its outputs. False, and nothing done, while it is down."""
         try:
-            self.line.send(submission)
+            self.line.send(mailbox.submission)
         except UnavailableError:
-            raise NotSubmittedError from None
-        self._mailboxes[mailbox.key] = mailbox
-        try:
-            async with asyncio.timeout(self._times.accept):
-                await asyncio.shield(mailbox.accepted)
-        except TimeoutError:
-            mailbox.close(AbortCause.DEADLINE)
-            raise UnavailableError(SILENT, request_id=mailbox.key.request_id) from None
-        except BaseException:
-            mailbox.close()
-            raise
-        self._expect_reader(mailbox)
-        return mailbox
+            return False
+        mailbox.sent_at = asyncio.get_running_loop().time()
+        mailbox.carrier = self
+        self._mailboxes[mailbox.key.request_id] = mailbox
+        return True
+
+    def find(self, request_id: str) -> Mailbox | None:
+        return self._mailboxes.get(request_id)
 
     def abort_keys(self, keys: list[RequestKey], info: AbortInfo) -> None:
         """Ask the engine to stop these. A line that is down has ended what was on it anyway."""
@@ -124,23 +154,8 @@ class Link:
         self.abort_keys([mailbox.key], AbortInfo(cause=cause))
 
     def forget(self, mailbox: Mailbox) -> None:
-        if self._mailboxes.get(mailbox.key) is mailbox:
-            del self._mailboxes[mailbox.key]
-
-    def _expect_reader(self, mailbox: Mailbox) -> None:
-        """A response whose client left before its first byte is never run: nobody reads then."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self._times.unopened
-
-        def look() -> None:
-            if mailbox.opened or mailbox.closed:
-                return
-            if loop.time() - due > self._times.unopened / 2:
-                self._expect_reader(mailbox)  # the loop had stalled: the reader may be late too
-            else:
-                mailbox.close()
-
-        loop.call_at(due, look)
+        if self._mailboxes.get(mailbox.key.request_id) is mailbox:
+            del self._mailboxes[mailbox.key.request_id]
 
     # -- questions; all raise the error that the engine names, or `UnavailableError`
 
@@ -179,6 +194,7 @@ class Link:
             self.model_since = int(time.time())
         self.welcome = welcome
         logger.info("%s: connected to replica %s", self._name, welcome.replica)
+        self._on_up()
 
     def line_tick(self) -> None:
         spawn(self._ask_status(), name=f"{self._name} status")
@@ -186,7 +202,7 @@ class Link:
     def line_message(self, message: AnyMessage) -> None:
         if isinstance(message, Outputs):
             for output in message.items:
-                mailbox = self._mailboxes.get(output.key)
+                mailbox = self._waiting(output.key)
                 if mailbox is not None:
                     mailbox.put(output)
         elif isinstance(message, Accepted | Rejected):
@@ -198,14 +214,17 @@ class Link:
         self.status = None
         lost = [mailbox for mailbox in self._mailboxes.values() if not mailbox.ended]
         self._mailboxes.clear()
-        for mailbox in lost:
-            mailbox.lose(EngineLostError(request_id=mailbox.key.request_id))
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(UnavailableError())
         if lost:
             logger.error("%s: %d requests lost with their engine", self._name, len(lost))
-            await self._on_loss(welcome, {box.key.request_id: box.tokens for box in lost})
+            await self._on_loss(welcome, lost)
+
+    def _waiting(self, key: RequestKey) -> Mailbox | None:
+        """What an engine says of another generation is not for the one that waits now."""
+        mailbox = self._mailboxes.get(key.request_id)
+        return mailbox if mailbox is not None and mailbox.key == key else None
 
     async def _ask_status(self) -> None:
         try:
@@ -214,15 +233,16 @@ class Link:
             logger.debug("%s: no status: %s", self._name, problem)
 
     def _take_verdict(self, verdict: Accepted | Rejected) -> None:
-        mailbox = self._mailboxes.get(verdict.key)
-        if mailbox is None or mailbox.accepted.done():
+        mailbox = self._waiting(verdict.key)
+        if mailbox is None:
             return
         if isinstance(verdict, Accepted):
-            mailbox.accepted.set_result(verdict)
+            if not mailbox.accepted.done():
+                mailbox.accepted.set_result(verdict)
             return
-        error = by_code(verdict.code)
-        mailbox.refuse(
-            error(
+        # After another engine had taken it before, this is the end of a response that has begun.
+        mailbox.lose(
+            by_code(verdict.code)(
                 verdict.message,
                 param=verdict.param,
                 retry_after=verdict.retry_after,

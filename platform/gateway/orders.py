@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.prompts import messages_for_engine, prompt_for_engine
+from gateway.response_input import input_messages
 from inference.generation import SamplingParams
 from inference.wire import ChatPrompt, Prompt, RequestKey, Submit
 from ledger.specs import NewRequest
@@ -17,7 +18,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Kept in the record's own columns, not among its parameters.
 _ELSEWHERE = frozenset(
     {"model", "prompt", "messages", "stream", "stream_options", "n", "request_id", "metadata"}
-    | {"priority", "deadline", "queue_deadline"}
+    | {"priority", "deadline", "queue_deadline", "input", "instructions"}
 )
 _SAME_NAME = (
     "min_tokens",
@@ -37,7 +38,7 @@ _SAME_NAME = (
 class Order:
     """One validated call. `fields`: what was given, by its API name, nulls left out."""
 
-    kind: Literal["chat", "completion"]
+    kind: Literal["chat", "completion", "response"]
     fields: dict[str, Any]
     prompts: list[Prompt]
     params: SamplingParams
@@ -61,6 +62,11 @@ class Order:
         return bool(self.fields.get("stream"))
 
     @property
+    def background(self) -> bool:
+        """Runs without a client that waits."""
+        return bool(self.fields.get("background"))
+
+    @property
     def include_usage(self) -> bool:
         return bool((self.fields.get("stream_options") or {}).get("include_usage"))
 
@@ -81,7 +87,7 @@ class Order:
         return NewRequest(
             kind=self.kind,
             model=self.model,
-            prompt=[self.fields["messages"]] if self.kind == "chat" else self.fields["prompt"],
+            prompt=self._prompts_as_sent(),
             params={k: v for k, v in self.fields.items() if k not in _ELSEWHERE},
             n=self.n,
             choice_count=self.choice_count,
@@ -92,6 +98,14 @@ class Order:
             deadline=self.fields.get("deadline"),
             queue_deadline=self.fields.get("queue_deadline"),
         )
+
+    def _prompts_as_sent(self) -> list[Any]:
+        if self.kind == "chat":
+            return [self.fields["messages"]]
+        if self.kind == "response":
+            return [{name: self.fields.get(name) for name in ("input", "instructions")}]
+        prompts: list[Any] = self.fields["prompt"]
+        return prompts
 
     def submission(self, key: RequestKey, *, owner: str, priority: int) -> Submit:
         """For the engine. `priority` is the one that the caller may have."""
@@ -133,6 +147,17 @@ def completion_order(fields: dict[str, Any], *, client_id: str) -> Order:
             logprobs=logprobs,
             prompt_logprobs=logprobs if fields.get("echo") else None,
         ),
+        client_id=client_id,
+    )
+
+
+def response_order(fields: dict[str, Any], *, client_id: str) -> Order:
+    most = fields.get("max_output_tokens")
+    return Order(
+        kind="response",
+        fields=fields,
+        prompts=[ChatPrompt(input_messages(fields["input"], fields.get("instructions")))],
+        params=_params(fields, max_tokens=most, logprobs=None, prompt_logprobs=None),
         client_id=client_id,
     )
 

@@ -1,7 +1,8 @@
 """One per web process: its links to every engine, where new work goes, and the way to stop work.
 
 The links live in the event loop of the server; `relay_abort_soon` may be called from any thread.
-What an engine takes with it when it is lost is told to the ledger. Knows nothing of HTTP.
+What an engine takes with it when it is lost goes to `gateway.requeue`, what ends without an
+engine's word comes from `gateway.ends`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from dataclasses import dataclass, field
 
 from django.conf import settings
 
+from gateway.acceptance import accepted
 from gateway.background import spawn
-from gateway.database import in_database
+from gateway.ends import Ends
 from gateway.line import LineTimes
-from gateway.link import Link, NotSubmittedError
+from gateway.link import Link
 from gateway.mailbox import Mailbox
+from gateway.record import Record
+from gateway.requeue import Requeue
 from inference.bus import Bus
 from inference.bus.socket import SocketBus
 from inference.errors import ModelNotFoundError, UnavailableError
 from inference.generation import AbortCause
 from inference.wire import AbortInfo, RequestKey, Submit, Welcome
-from ledger import services
 from ledger.specs import Placement
 
 logger = logging.getLogger(__name__)
@@ -54,16 +57,41 @@ class Relay:
     """`buses`: one per engine. Made, started and stopped in the same event loop."""
 
     def __init__(
-        self, buses: Mapping[str, Bus], *, secret: str = "", times: LineTimes | None = None
+        self,
+        buses: Mapping[str, Bus],
+        *,
+        secret: str = "",
+        times: LineTimes | None = None,
+        record: Record | None = None,
     ) -> None:
         self.web = f"web-{secrets.token_hex(6)}"
         self.draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._links = {
-            url: Link(bus, name=self.web, secret=secret, on_loss=self._record_loss, times=times)
-            for url, bus in buses.items()
-        }
+        self._secret = secret
+        self._times = times or LineTimes()
+        record = record or Record(self.web)
+        self._ends = Ends(
+            web=self.web,
+            mailboxes=lambda: self.mailboxes,
+            find=self._find,
+            record=record,
+            times=self._times,
+        )
+        self._requeue = Requeue(
+            place=self._link_and_place, record=record, tell=self._ends.tell, times=self._times
+        )
+        self._links = {url: self._link(bus) for url, bus in buses.items()}
+
+    def _link(self, bus: Bus) -> Link:
+        return Link(
+            bus,
+            name=self.web,
+            secret=self._secret,
+            on_up=self._requeue.wake,
+            on_loss=self._lose,
+            times=self._times,
+        )
 
     # -- life
 
@@ -74,9 +102,12 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         for url, link in self._links.items():
             self._tasks.append(spawn(link.line.run(), name=f"link {url}"))
+        self._tasks.append(spawn(self._ends.listen(), name="pushed ends"))
+        self._tasks.append(spawn(self._ends.look(), name="silent requests"))
 
     async def stop(self) -> None:
         """Close every link. What is still attached to them is aborted by the engines."""
+        self._requeue.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -88,11 +119,16 @@ class Relay:
 
     def abort_all(self, cause: AbortCause) -> None:
         """Stop everything that clients of this process wait for; they get their last chunks."""
-        for link in self._links.values():
-            for mailbox in link.mailboxes:
-                mailbox.abort(cause)
+        for mailbox in self.mailboxes:
+            mailbox.abort(cause)
 
     # -- work
+
+    @property
+    def mailboxes(self) -> list[Mailbox]:
+        """Of everything that clients of this process wait for."""
+        carried = [mailbox for link in self._links.values() for mailbox in link.mailboxes]
+        return carried + self._requeue.mailboxes
 
     def place(self, model: str) -> Placement:
         """Where a request for `model` goes now. May be called from any thread.
@@ -100,20 +136,28 @@ class Relay:
         Raises `ModelNotFoundError` for a model that nobody serves and `UnavailableError` if those
         who do cannot take work.
         """
-        link = self._least_loaded(model)
-        assert link.welcome is not None  # noqa: S101 - `_least_loaded` looks at nothing else
-        return Placement(replica=link.welcome.replica, epoch=link.welcome.epoch, web=self.web)
+        return self._link_and_place(model)[1]
 
-    async def submit(self, placement: Placement, submission: Submit) -> Mailbox:
-        """Hand the request to the engine that it was placed on; returns once that has accepted.
+    async def submit(
+        self, placement: Placement, submission: Submit, *, is_late: bool = False
+    ) -> Mailbox:
+        """Hand the request to the engine that it was placed on; returns once one has accepted it.
 
-        Raises what `Link.submit` raises, `NotSubmittedError` also if that engine is not there any
-        more. A cancellation meanwhile aborts the request.
+        If that engine is gone, or the placement is too old (`is_late`), it is placed again, and
+        maybe elsewhere. Raises the error that an engine names, or
+        that ended the request; `EngineLostError` if no engine is there in time,
+        `UnavailableError` without an answer in time. A cancellation aborts the request.
         """
-        for link in self._links.values():
-            if _is_at(link, placement) and link.line.up:
-                return await link.submit(submission)
-        raise NotSubmittedError(retry_after=RETRY_AFTER)
+        mailbox = Mailbox(submission=submission, carrier=self._requeue)
+        link = self.link_to(placement)
+        if is_late or link is None or not link.carry(mailbox):
+            take = self._requeue.take([mailbox], replica=placement.replica, epoch=placement.epoch)
+            spawn(take, name=f"requeue of {submission.key.request_id}")
+        return await accepted(mailbox, self._times)
+
+    def link_to(self, placement: Placement) -> Link | None:
+        """The link to the very engine that something was placed on."""
+        return next((one for one in self._links.values() if one.is_at(placement)), None)
 
     def abort_soon(self, keys_by_replica: Mapping[str, list[RequestKey]], info: AbortInfo) -> None:
         """Send the aborts that this process has a link for. From any thread; never waits."""
@@ -144,7 +188,7 @@ class Relay:
 
     def status(self) -> RelayStatus:
         """Whether at least one engine can take work, by what its last answers say."""
-        problems = [text for link in self._links.values() if (text := _problem(link))]
+        problems = [text for link in self._links.values() if (text := link.problem)]
         ready = len(problems) < len(self._links) and not self.draining
         if self.draining:
             problems.append("this web process is shutting down")
@@ -152,7 +196,7 @@ class Relay:
 
     async def answers(self, *, within: float) -> bool:
         """Whether an engine that can take work answers a question in time."""
-        links = [link for link in self._links.values() if not _problem(link)]
+        links = [link for link in self._links.values() if not link.problem]
         asked = [asyncio.ensure_future(link.ask()) for link in links]
         if not asked:
             return False
@@ -167,10 +211,10 @@ class Relay:
         known = self.models()
         if known and model is not None and all(one.name != model for one in known):
             raise ModelNotFoundError(f"The model {model!r} does not exist.", param="model")
-        able = [link for link in self._links.values() if _serves(link, model)]
+        able = [link for link in self._links.values() if link.serves(model)]
         if not able:
             raise UnavailableError(retry_after=RETRY_AFTER)
-        return min(able, key=_load)
+        return min(able, key=lambda link: link.load)
 
     def _abort(self, keys_by_replica: Mapping[str, list[RequestKey]], info: AbortInfo) -> None:
         for link in self._links.values():
@@ -178,49 +222,19 @@ class Relay:
             if keys:
                 link.abort_keys(keys, info)
 
-    async def _record_loss(self, welcome: Welcome, received: dict[str, int]) -> None:
-        """A failure here must not keep the line from coming back: the sweeper ends the rows."""
-        try:
-            await in_database(
-                services.requests_lose,
-                replica=welcome.replica,
-                epoch=welcome.epoch,
-                received=received,
-            )
-        except Exception:  # whatever the database says; it is told, and swept up later
-            logger.exception("%d lost requests could not be recorded", len(received))
+    def _link_and_place(self, model: str) -> tuple[Link, Placement]:
+        link = self._least_loaded(model)
+        assert link.welcome is not None  # noqa: S101 - `_least_loaded` looks at nothing else
+        welcome = link.welcome
+        return link, Placement(replica=welcome.replica, epoch=welcome.epoch, web=self.web)
 
+    def _find(self, request_id: str) -> Mailbox | None:
+        found = (link.find(request_id) for link in self._links.values())
+        carried = next((mailbox for mailbox in found if mailbox is not None), None)
+        return carried or self._requeue.find(request_id)
 
-def _is_at(link: Link, placement: Placement) -> bool:
-    welcome = link.welcome
-    return (
-        welcome is not None
-        and welcome.replica == placement.replica
-        and welcome.epoch == placement.epoch
-    )
-
-
-def _serves(link: Link, model: str | None) -> bool:
-    return (
-        link.welcome is not None
-        and (model is None or link.welcome.model == model)
-        and link.line.up
-        and not link.line.hung
-    )
-
-
-def _load(link: Link) -> tuple[float, int]:
-    """Share of the slots that are taken or waited for, then what we ourselves have there."""
-    status = link.status
-    asked = (status.running + status.waiting) / max(1, status.total_slots) if status else 0.0
-    return asked, len(link.mailboxes)
-
-
-def _problem(link: Link) -> str:
-    name = link.welcome.replica if link.welcome else "an engine"
-    if not link.line.up:
-        return f"{name} is not connected"
-    return f"{name} does not answer" if link.line.hung else ""
+    async def _lose(self, welcome: Welcome, lost: list[Mailbox]) -> None:
+        await self._requeue.take(lost, replica=welcome.replica, epoch=welcome.epoch)
 
 
 _relay: Relay | None = None

@@ -7,32 +7,39 @@ in a database thread, the rest in the event loop.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from datetime import datetime
 
 from accounts.callers import Caller
 from gateway.database import in_database
-from gateway.link import NotSubmittedError
-from gateway.mailbox import Mailbox
+from gateway.mailbox import Mailbox, mailbox_aborted
 from gateway.orders import Order
 from gateway.relay import Relay
 from inference.errors import EngineLostError, HaltlineError, UnavailableError
+from inference.generation import AbortCause
 from inference.lifecycle import Trigger
-from inference.wire import RequestKey, Submit
+from inference.wire import AbortInfo, RequestKey, Submit
 from ledger import services
-from ledger.specs import Placement
+from ledger.models import InferenceRequest
+from ledger.specs import SUBMIT_WITHIN, Placement
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A request whose row is queued, and what its engine is to be told."""
+    """A request whose row is queued, and what its engine is to be told.
+
+    `abort` is set where it ended as it arrived: no engine is told of it. `begun_at` is monotonic.
+    """
 
     order: Order
     received_at: datetime
     placement: Placement
     message: Submit
+    begun_at: float
+    abort: AbortInfo | None = None
 
     @property
     def request_id(self) -> str:
@@ -41,7 +48,7 @@ class Submission:
 
 def submission_begin(*, caller: Caller, order: Order, relay: Relay) -> Submission:
     """Place it and open its row. Raises what `Relay.place` and `request_open` raise."""
-    placement = relay.place(order.model)
+    placement, begun_at = relay.place(order.model), time.monotonic()
     row = services.request_open(caller=caller, spec=order.new_request(), placement=placement)
     key = RequestKey(row.pk, row.generation)
     return Submission(
@@ -49,7 +56,16 @@ def submission_begin(*, caller: Caller, order: Order, relay: Relay) -> Submissio
         received_at=row.received_at,
         placement=placement,
         message=order.submission(key, owner=str(row.owner_id), priority=row.priority),
+        begun_at=begun_at,
+        abort=_abort_of(row),
     )
+
+
+def _abort_of(row: InferenceRequest) -> AbortInfo | None:
+    if row.is_live:
+        return None
+    cause = AbortCause(row.cause)
+    return AbortInfo(id=row.abort_id or None, cause=cause, reason=row.reason or None)
 
 
 async def submission_send(submission: Submission, *, relay: Relay) -> Mailbox:
@@ -58,8 +74,11 @@ async def submission_send(submission: Submission, *, relay: Relay) -> Mailbox:
     Raises the error that the engine named, or that kept it from being asked, after it is in the
     record. A cancellation aborts the request.
     """
+    if submission.abort is not None:
+        return mailbox_aborted(submission.message, submission.abort)
     try:
-        return await relay.submit(submission.placement, submission.message)
+        is_late = time.monotonic() - submission.begun_at > SUBMIT_WITHIN
+        return await relay.submit(submission.placement, submission.message, is_late=is_late)
     except HaltlineError as error:
         error.request_id = submission.request_id
         await _record_refusal(submission, error)
@@ -82,19 +101,15 @@ async def _record_refusal(submission: Submission, error: HaltlineError) -> None:
     After `EngineLostError` the relay has recorded the loss. An engine that did not answer was
     told to abort, and says itself what became of it.
     """
-    if isinstance(error, NotSubmittedError):
-        trigger = Trigger.FAIL
-    elif isinstance(error, EngineLostError) or type(error) is UnavailableError:
+    if isinstance(error, EngineLostError) or type(error) is UnavailableError:
         return
-    else:
-        trigger = Trigger.REJECT
     key = submission.message.key
     try:
         await in_database(
             services.request_advance,
             request_id=key.request_id,
             generation=key.generation,
-            trigger=trigger,
+            trigger=Trigger.REJECT,
             actor=f"web:{submission.placement.web}",
             fields={"error_code": error.code, "error_message": error.message},
         )

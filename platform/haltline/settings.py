@@ -159,6 +159,8 @@ CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {"ledger.tasks.*": {"queue": "control"}}
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "requests-sweep": {"task": "ledger.tasks.requests_sweep", "schedule": 5.0},
+    "requests-ask": {"task": "ledger.tasks.requests_ask", "schedule": 5.0},
+    "responses-sweep": {"task": "gateway.tasks.responses_sweep", "schedule": 5.0},
     "aborts-sweep": {"task": "ledger.tasks.aborts_sweep", "schedule": 5.0},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(ENV.home.root / "celerybeat-schedule")

@@ -43,6 +43,11 @@ def is_reserved(any_id: str) -> bool:
     return any_id.startswith(RESERVED_PREFIXES)
 
 
+def client_id_fits(client_id: str) -> bool:
+    """Whether a client may give this id to a request."""
+    return _CLIENT_ID.fullmatch(client_id) is not None and not is_reserved(client_id)
+
+
 def client_id_check(client_id: str, *, param: str = "request_id") -> str:
     """The id itself. Raises `InvalidRequestError` if a client may not use it."""
     if not _CLIENT_ID.fullmatch(client_id):

@@ -7,6 +7,7 @@ and from time to time. So a failure here is logged by Django's `robust` hook and
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ledger.models import Change
 FEED_GROUP = "changes.feed"
 CHANGED = "changed"
 PROGRESS = "progress"
+ENDED = "ended"
 PUSH_SECONDS = 2.0
 
 
@@ -36,6 +38,22 @@ def push_after_commit(changes: Sequence[Change]) -> None:
 
 def _is_watched(change: Change) -> bool:
     return change.kind in {Change.Kind.REQUEST, Change.Kind.ABORT}
+
+
+def web_group_of(web: str) -> str:
+    """The group of the web process of that name, which holds clients' connections."""
+    return f"web.{web}"
+
+
+def ends_after_commit(ended: Iterable[tuple[str, str]]) -> None:
+    """What ended without its engine's word, as (web process, request id): their clients wait."""
+    ids: dict[str, list[str]] = defaultdict(list)
+    for web, request_id in ended:
+        if web:
+            ids[web_group_of(web)].append(request_id)
+    messages = {group: {"type": ENDED, "request_ids": found} for group, found in ids.items()}
+    if messages:
+        transaction.on_commit(lambda: push(messages), robust=True)
 
 
 def progress_after_commit(counts: Mapping[str, int]) -> None:

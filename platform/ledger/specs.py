@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from inference.events import ChoiceEnd
 from inference.lifecycle import Trigger
 
 Kind = Literal["chat", "completion", "response"]
+
+# Seconds after its row was queued within which a request may be sent to its engine. Whoever is
+# later must not send it: the ledger may have ended what no engine ever heard of.
+SUBMIT_WITHIN = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,20 @@ class Step:
     at: datetime | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a web process had of one request when it lost the engine.
+
+    `begun`: something had come. `ends`: of each choice that had produced something or ended, all
+    that its client was sent, and how it ended, or that its engine was lost.
+    """
+
+    request_id: str
+    generation: int
+    begun: bool = False
+    ends: list[ChoiceEnd] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from inference.bus.socket import SocketBus
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.worker.config import WorkerConfig, from_environ
-from inference.worker.ledger_events import Publisher
+from inference.worker.ledger_events import CelerySender, Publisher
 from inference.worker.process import ReadyEngine, Worker
 from tests.acceptance.stack import ROOT, free_port
 from tests.doubles.byte_tokenizer import ByteTokenizer
@@ -32,13 +32,17 @@ LONGEST = 20_000
 
 
 class EngineThread:
-    """The worker, in a thread of the test process, at a unix socket below `home`."""
+    """The worker, in a thread of the test process, at a unix socket below `home`.
+
+    `broker_url`: where it tells the ledger what happens; None: nowhere.
+    """
 
     def __init__(self, home: Path, *, step_delay: float) -> None:
         self._home, self._delay = home, step_delay
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
         self.worker: Worker | None = None
+        self.broker_url: str | None = None
 
     @property
     def running(self) -> Worker:
@@ -65,7 +69,8 @@ class EngineThread:
         runner = FakeRunner(block_size=config.engine.block_size)
         engine = Engine(config.engine, runner, ByteTokenizer())
         ready = ReadyEngine(engine=engine, tokenizer=ByteTokenizer(), max_model_len=LONGEST)
-        self.worker = Worker(config, ready, publisher=Publisher(None))
+        sender = CelerySender(self.broker_url) if self.broker_url is not None else None
+        self.worker = Worker(config, ready, publisher=Publisher(sender))
         await self.worker.start(SocketBus(config.bus_url))
         self._ready.set()
         await self.worker.finished()
@@ -127,7 +132,7 @@ class WebServer:
         subprocess.run(command, env=self.env, cwd=ROOT, check=True, capture_output=True)
 
     def start(self) -> None:
-        self.home.mkdir(parents=True)
+        self.home.mkdir(parents=True, exist_ok=True)
         self.manage("migrate", "-v0")
         self.manage("bootstrap", "--home", str(self.home))
         (self.home / "run").mkdir(exist_ok=True)

@@ -11,12 +11,14 @@ import pytest
 from django.test import AsyncClient
 
 from gateway import submission as submission_module
+from gateway.database import in_database
 from gateway.line import LineTimes
 from gateway.readiness import Readiness, ReadinessCheck
 from gateway.relay import Relay, relay_use
 from inference.errors import ContextLengthExceededError
 from inference.wire import Abort, Rejected, Submit
 from ledger.models import InferenceRequest
+from ledger.services import abort_open
 from ledger.specs import Placement
 from tests.cast import Member
 from tests.unit.gateway.fake_engine import FakeEngine
@@ -71,15 +73,18 @@ async def test_it_records_what_the_engine_refuses(
     assert (found.state, found.error_code) == ("rejected", code)
 
 
-async def test_it_records_what_could_not_be_sent(
-    owner: Member, relay: Relay, monkeypatch: pytest.MonkeyPatch
+async def test_it_places_again_what_could_not_be_sent(
+    owner: Member, relay: Relay, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Placement(replica="r1", epoch="e0", web=relay.web)
     monkeypatch.setattr(relay, "place", lambda _model: gone)
-    answer = await complete(owner)
+    asking = asyncio.create_task(complete(owner))
+    submit = await engine.next(Submit)
+    assert submit.key.generation == 2
     found = await row()
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-    assert (found.state, found.error_code, found.epoch) == ("failed", "unavailable", "e0")
+    assert (found.state, found.epoch, found.generation) == ("queued", "e1", 2)
+    engine.finish(submit.key)
+    assert (await asking).status_code == 200
 
 
 async def test_it_records_what_its_engine_took_with_it(
@@ -88,20 +93,51 @@ async def test_it_records_what_its_engine_took_with_it(
     asking = asyncio.create_task(complete(owner))
     submit = await engine.next(Submit)
     engine.output(submit.key, "abc")
-    await eventually(lambda: any(box.tokens for box in relay.link_for().mailboxes))
+    await eventually(lambda: any(box.tokens for box in relay.mailboxes))
     await engine.hang_up()
     answer = await asking
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_lost")
-
-    async def ended() -> InferenceRequest:
-        while (found := await row()).finished_at is None:  # noqa: ASYNC110 - a row has no event
-            await asyncio.sleep(0.01)
-        return found
-
-    found = await asyncio.wait_for(ended(), 5)
+    found = await row()
     assert answer.json()["error"]["request_id"] == found.pk
     assert (found.state, found.error_code) == ("failed", "engine_lost")
     assert found.output_token_count == 3
+    choice = await found.choices.aget()
+    assert (choice.text, choice.token_ids) == ("abc", [97, 98, 99])
+
+
+async def test_it_runs_again_what_its_engine_had_not_begun(
+    owner: Member, relay: Relay, engine: FakeEngine
+) -> None:
+    asking = asyncio.create_task(complete(owner))
+    await engine.next(Submit)
+    engine.epoch = "e2"
+    await engine.hang_up()
+    again = await engine.next(Submit)
+    engine.output(again.key, "xyz")
+    engine.finish(again.key)
+    answer = await asking
+    assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "xyz")
+    found = await row()
+    assert (found.epoch, found.generation) == ("e2", 2)
+
+
+async def test_it_tells_a_client_whose_request_is_aborted_while_no_engine_has_it(
+    owner: Member, relay: Relay, engine: FakeEngine
+) -> None:
+    asking = asyncio.create_task(complete(owner, stream=False))
+    submit = await engine.next(Submit)
+    await engine.stop()
+    await eventually(lambda: any(box.key.generation == 2 for box in relay.mailboxes))
+    abort = await in_database(
+        abort_open, caller=owner.caller, ids=[submit.key.request_id], reason="enough"
+    )
+    answer = await asking
+    choice = answer.json()["choices"][0]
+    assert (answer.status_code, choice["finish_reason"], choice["text"]) == (200, "abort", "")
+    assert choice["abort"] == {"id": abort.pk, "cause": "api", "reason": "enough"}
+    assert abort.state == "done"
+    await eventually(lambda: relay.mailboxes == [])
+    await engine.start()
 
 
 async def test_it_aborts_what_its_client_left_while_the_row_was_written(

@@ -100,7 +100,7 @@ def test_it_ends_what_a_silent_replica_held(owner: Member) -> None:
     tasks.requests_sweep()
     row.refresh_from_db()
     assert row.is_live
-    Replica.objects.update(last_beat_at=timezone.now() - timedelta(seconds=16))
+    Replica.objects.update(last_beat_at=timezone.now() - timedelta(seconds=21))
     tasks.requests_sweep()
     row.refresh_from_db()
     assert (row.state, Replica.objects.get().state) == ("failed", "lost")

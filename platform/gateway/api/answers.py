@@ -49,17 +49,22 @@ async def events(
 
 async def whole(mailbox: Mailbox, rendering: Rendering, client: ClientConnection) -> dict[str, Any]:
     """The object, once every choice has ended. Raises the error that ended the request."""
+    return rendering.whole(await gathered(mailbox, client), mailbox)
+
+
+async def gathered(mailbox: Mailbox, client: ClientConnection) -> list[ChoiceOutput]:
+    """All outputs, one per choice, once each has ended. Raises as `whole` does."""
     mailbox.open()
     try:
-        gathered: list[ChoiceOutput] = []
-        while outputs := await mailbox.drain():
-            gathered += outputs
+        outputs: list[ChoiceOutput] = []
+        while news := await mailbox.drain():
+            outputs += news
     finally:
         mailbox.close(client.cause_of_end)
-    failure = mailbox.lost or failure_of(gathered, mailbox) or _expiry(gathered, mailbox)
+    failure = mailbox.lost or failure_of(outputs, mailbox) or _expiry(outputs, mailbox)
     if failure is not None:
         raise failure
-    return rendering.whole(coalesced(gathered), mailbox)
+    return coalesced(outputs)
 
 
 def failure_of(outputs: list[ChoiceOutput], mailbox: Mailbox) -> HaltlineError | None:

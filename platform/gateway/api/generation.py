@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework.request import Request
 
 from accounts.authentication import caller_of
@@ -16,6 +16,7 @@ from accounts.permissions import CanInfer
 from gateway.api.answers import EVENT_STREAM, STREAM_HEADERS, events, whole
 from gateway.api.base import AsyncAPIView
 from gateway.api.errors import json_response
+from gateway.api.identity import PARAMETERS, client_id_of, echo_headers, id_headers
 from gateway.api.openai import Rendering, rendering_of
 from gateway.api.serializers import (
     ChatCompletionSerializer,
@@ -32,16 +33,8 @@ from gateway.submission import (
     submission_begin,
     submission_send,
 )
-from inference.errors import HaltlineError
-from ledger.ids import client_id_check, response_id
+from ledger.ids import response_id
 
-CLIENT_ID_HEADER = "X-Request-Id"
-INTERNAL_ID_HEADER = "X-Haltline-Request-Id"
-_PARAMETERS = [
-    OpenApiParameter(
-        CLIENT_ID_HEADER, str, OpenApiParameter.HEADER, description="The client's own id."
-    )
-]
 _ANSWERS = {
     (200, "application/json"): OpenApiTypes.OBJECT,
     (200, "text/event-stream"): OpenApiTypes.STR,
@@ -59,22 +52,18 @@ class GenerationView(AsyncAPIView[Submission]):
         serializer = self.serializer_class(data=request.data)
         serializer.is_valid(raise_exception=True)
         fields = serializer.validated_data
-        order = type(self).order_of(fields, client_id=_client_id(request, fields))
+        order = type(self).order_of(fields, client_id=client_id_of(request, fields))
         return submission_begin(caller=caller_of(request), order=order, relay=relay_get())
 
     def headers_at_first(self, request: HttpRequest) -> dict[str, str]:
-        """An id that is fit for one is echoed even if nothing else of the request is."""
-        sent = request.headers.get(CLIENT_ID_HEADER, "")
-        try:
-            return {CLIENT_ID_HEADER: client_id_check(sent)}
-        except HaltlineError:
-            return {}
+        return echo_headers(request)
 
     async def abandoned(self, prepared: Submission) -> None:
         await submission_abandon(prepared, relay=relay_get())
 
     async def post(self, request: Request, prepared: Submission) -> HttpResponseBase:
-        self.headers.update(_id_headers(prepared))
+        client_id = prepared.order.client_id
+        self.headers.update(id_headers(prepared.request_id, client_id=client_id))
         mailbox = await submission_send(prepared, relay=relay_get())
         return await _answer(request, prepared, mailbox)
 
@@ -97,26 +86,11 @@ def _rendering(submission: Submission) -> Rendering:
     )
 
 
-def _client_id(request: Request, fields: dict[str, Any]) -> str:
-    header = request.headers.get(CLIENT_ID_HEADER)
-    if header is not None:
-        return client_id_check(header, param=CLIENT_ID_HEADER)
-    named = fields.get("request_id")
-    return client_id_check(named) if named is not None else ""
-
-
-def _id_headers(submission: Submission) -> dict[str, str]:
-    return {
-        CLIENT_ID_HEADER: submission.order.client_id or submission.request_id,
-        INTERNAL_ID_HEADER: submission.request_id,
-    }
-
-
 @extend_schema_view(
     post=extend_schema(
         request=ChatCompletionSerializer,
         responses=_ANSWERS,
-        parameters=_PARAMETERS,
+        parameters=PARAMETERS,
         operation_id="chat_completions_create",
     )
 )
@@ -131,7 +105,7 @@ class ChatCompletionsView(GenerationView):
     post=extend_schema(
         request=CompletionSerializer,
         responses=_ANSWERS,
-        parameters=_PARAMETERS,
+        parameters=PARAMETERS,
         operation_id="completions_create",
     )
 )

@@ -56,16 +56,14 @@ class LogitBiasField(serializers.DictField):
         return {int(name): bias for name, bias in found.items()}
 
 
-class GenerationSerializer(StrictSerializer):
-    """What both routes take."""
+class SamplingSerializer(StrictSerializer):
+    """What every route that generates takes."""
 
     model = Text(required=True, max_length=200)
-    max_tokens = Integer(min_value=1, max_value=LARGEST_TOKEN_ID)
     temperature = Number(min_value=0, max_value=2)
     top_p = Number(above=0, max_value=1)
     top_k = Integer(min_value=-1, max_value=LARGEST_TOKEN_ID, help_text="0 and -1 filter nothing.")
     min_p = Number(min_value=0, max_value=1)
-    n = Integer(min_value=1, max_value=MOST_CHOICES)
     stop = Strings(most=16, longest=1000)
     seed = Integer()
     presence_penalty = Number(min_value=-2, max_value=2)
@@ -73,8 +71,6 @@ class GenerationSerializer(StrictSerializer):
     repetition_penalty = Number(above=0, max_value=100)
     logit_bias = LogitBiasField()
     stream = Flag()
-    stream_options = StreamOptionsSerializer(required=False, allow_null=True)
-    response_format = ResponseFormatSerializer(required=False, allow_null=True)
     user = Text(allow_blank=True, max_length=512)
 
     ignore_eos = Flag()
@@ -85,22 +81,37 @@ class GenerationSerializer(StrictSerializer):
         required=False,
         allow_null=True,
     )
-    return_token_ids = Flag()
     priority = Integer(min_value=-(2**31), max_value=2**31 - 1, help_text="Higher goes first.")
     deadline = Number(above=0, max_value=LONGEST_DEADLINE, help_text="Seconds for the whole.")
     queue_deadline = Number(above=0, max_value=LONGEST_DEADLINE, help_text="Seconds to wait.")
     request_id = Text(max_length=128, help_text="The client's own id; X-Request-Id goes before.")
     metadata = TextMap()
 
-    store = Ignored()
     service_tier = Ignored()
     safety_identifier = Ignored()
     prompt_cache_key = Ignored()
     prompt_cache_retention = Ignored()
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        given = {name: value for name, value in attrs.items() if value is not None}
-        _check_together(given)
+        return {name: value for name, value in attrs.items() if value is not None}
+
+
+class GenerationSerializer(SamplingSerializer):
+    """What both completion routes take."""
+
+    max_tokens = Integer(min_value=1, max_value=LARGEST_TOKEN_ID)
+    n = Integer(min_value=1, max_value=MOST_CHOICES)
+    stream_options = StreamOptionsSerializer(required=False, allow_null=True)
+    response_format = ResponseFormatSerializer(required=False, allow_null=True)
+    return_token_ids = Flag()
+
+    store = Ignored()
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        given = super().validate(attrs)
+        min_tokens_check(given, most=given.get("max_completion_tokens", given.get("max_tokens")))
+        if "stream_options" in given and not given.get("stream"):
+            raise serializers.ValidationError({"stream_options": ["It needs stream: true."]})
         return given
 
 
@@ -146,9 +157,7 @@ class CompletionSerializer(GenerationSerializer):
         return given
 
 
-def _check_together(given: dict[str, Any]) -> None:
-    most = given.get("max_completion_tokens", given.get("max_tokens"))
+def min_tokens_check(given: dict[str, Any], *, most: int | None) -> None:
+    """`most`: the limit that was given under one of its names."""
     if most is not None and given.get("min_tokens", 0) > most:
-        raise serializers.ValidationError({"min_tokens": ["It is more than max_tokens."]})
-    if "stream_options" in given and not given.get("stream"):
-        raise serializers.ValidationError({"stream_options": ["It needs stream: true."]})
+        raise serializers.ValidationError({"min_tokens": ["It is more than the most allowed."]})

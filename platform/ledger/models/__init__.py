@@ -7,6 +7,7 @@ services; reads are in `ledger.selectors`. `Change.id` is the one cursor of all 
 from __future__ import annotations
 
 from ledger.models.aborts import Abort, AbortTarget
+from ledger.models.gates import Fence, Tombstone
 from ledger.models.requests import LIVE_STATES, Choice, InferenceRequest, Transition
 from ledger.models.watch import Change, Replica
 
@@ -16,7 +17,9 @@ __all__ = [
     "AbortTarget",
     "Change",
     "Choice",
+    "Fence",
     "InferenceRequest",
     "Replica",
+    "Tombstone",
     "Transition",
 ]

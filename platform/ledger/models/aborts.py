@@ -62,7 +62,8 @@ class Abort(models.Model):
 class AbortTarget(models.Model):
     """What became of one id of an abort. `outcome` is written once and never changes.
 
-    `generation` is the one that was meant: a later run under the same id is not touched.
+    `generation` is the one that the request had when it was named. If it is requeued after that,
+    the next one is meant too: it is the request that was named.
     """
 
     class Outcome(models.TextChoices):
@@ -73,11 +74,19 @@ class AbortTarget(models.Model):
         ENGINE_LOST = "engine_lost"
         UNCONFIRMED = "unconfirmed"
 
-    abort = models.ForeignKey(Abort, on_delete=models.CASCADE, related_name="targets")
+    # Each composite index below begins with a foreign key, so these need none of their own.
+    abort = models.ForeignKey(
+        Abort, on_delete=models.CASCADE, related_name="targets", db_index=False
+    )
     position = models.PositiveIntegerField()
     requested_id = models.CharField(max_length=200)
     request = models.ForeignKey(
-        InferenceRequest, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+        InferenceRequest,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        db_index=False,
     )
     generation = models.PositiveIntegerField(default=0)
     outcome = models.CharField(max_length=20, choices=Outcome, default=Outcome.PENDING)

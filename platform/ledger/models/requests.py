@@ -19,7 +19,10 @@ class InferenceRequest(models.Model):
     `params`, `prompt` and `metadata` are as the client sent them. An empty `client_id`, `cause`,
     `error_code`, `reason`, `aborted_by` or `abort_id` means that there is none. `engine_seq` is
     the newest entry of the present engine's timeline that is recorded, `transition_seq` the
-    ledger's newest. Counts are tokens, durations seconds.
+    ledger's newest. `asked_at`: when its engine was last asked whether it has it; `unknown_at`:
+    since when the engine says that it does not know it. Counts are tokens, durations seconds.
+
+    Foreign keys here and below have no index of their own: a composite one begins with each.
     """
 
     class Kind(models.TextChoices):
@@ -28,7 +31,9 @@ class InferenceRequest(models.Model):
         RESPONSE = "response"
 
     id = models.CharField(primary_key=True, max_length=40, editable=False)
-    owner = models.ForeignKey(Owner, on_delete=models.PROTECT, related_name="requests")
+    owner = models.ForeignKey(
+        Owner, on_delete=models.PROTECT, related_name="requests", db_index=False
+    )
     submitted_by = models.CharField(max_length=200)
     client_id = models.CharField(max_length=128, blank=True, default="")
     kind = models.CharField(max_length=16, choices=Kind)
@@ -66,6 +71,8 @@ class InferenceRequest(models.Model):
     deadline_at = models.DateTimeField(null=True, blank=True)
     queue_deadline_at = models.DateTimeField(null=True, blank=True)
     changed_at = models.DateTimeField()
+    asked_at = models.DateTimeField(null=True, blank=True)
+    unknown_at = models.DateTimeField(null=True, blank=True)
 
     prompt_token_count = models.PositiveIntegerField(default=0)
     cached_prompt_token_count = models.PositiveIntegerField(default=0)
@@ -107,7 +114,9 @@ class InferenceRequest(models.Model):
 class Choice(models.Model):
     """One answer of a request. Empty `finish_reason`: it is live. Whole once it has ended."""
 
-    request = models.ForeignKey(InferenceRequest, on_delete=models.CASCADE, related_name="choices")
+    request = models.ForeignKey(
+        InferenceRequest, on_delete=models.CASCADE, related_name="choices", db_index=False
+    )
     index = models.PositiveIntegerField()
     finish_reason = models.CharField(
         max_length=16,
@@ -145,7 +154,7 @@ class Transition(models.Model):
     """
 
     request = models.ForeignKey(
-        InferenceRequest, on_delete=models.CASCADE, related_name="transitions"
+        InferenceRequest, on_delete=models.CASCADE, related_name="transitions", db_index=False
     )
     seq = models.PositiveIntegerField()
     choice_index = models.PositiveIntegerField(null=True, blank=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.db import IntegrityError
 from django.utils import timezone
 
 from accounts.callers import Caller
-from inference.errors import ConflictError, PermissionDeniedError
+from inference.errors import ConflictError, InvalidRequestError, PermissionDeniedError
 from inference.generation import AbortCause
 from inference.lifecycle import DISPATCHED, UNDISPATCHED, State, Trigger
 from inference.wire import RequestKey
@@ -25,14 +26,22 @@ from ledger.enqueue import abort_carry_out_after_commit
 from ledger.ids import abort_id_new
 from ledger.models import Abort, AbortTarget, Replica
 from ledger.services.book import AT_ONCE, Book, book_open
+from ledger.services.gates import (
+    fence_close,
+    fence_raise,
+    tombstone_check,
+    tombstone_owner,
+    tombstones_follow,
+    tombstones_lay,
+)
 from ledger.services.targets import (
     Selector,
+    abort_step,
     selector_of,
     targets_insert,
     targets_pending,
     targets_preview,
 )
-from ledger.specs import Step
 from ledger.storable import text_storable
 
 Outcome = AbortTarget.Outcome
@@ -50,6 +59,8 @@ def abort_open(
     filters: dict[str, Any] | None = None,
     reason: str | None = None,
     dry_run: bool = False,
+    tombstone: float | None = None,
+    fence: bool = False,
     idempotency_key: str | None = None,
     body_digest: str | None = None,
     cause: AbortCause = AbortCause.API,
@@ -58,18 +69,41 @@ def abort_open(
 
     Returns at once, without a word to an engine; targets that nobody holds are settled already.
     A caller without `operate` reaches its owner's requests only. `dry_run` writes nothing: the
-    answer is not saved and holds a preview. Raises `PermissionDeniedError`, `ConflictError` (an
-    idempotency key with another body), `InvalidRequestError` (a selector that is not one).
+    answer is not saved and holds a preview. `tombstone`: seconds for which an id of `ids` that
+    means nothing yet stays aborted. `fence`, with `everything`: no new work after this, until
+    `fence_lift`. Raises `PermissionDeniedError`, `ConflictError` (an idempotency key with another
+    body), `InvalidRequestError` (a selector that is not one, an option that does not go with it).
     """
-    if not caller.may_abort:
+    if not caller.may_abort or (fence and not _may_fence(caller)):
         raise PermissionDeniedError
     selector = selector_of(caller=caller, ids=ids, everything=everything, filters=filters)
+    selector = _with_options(selector, tombstone=tombstone, fence=fence)
     intent = _intent(caller, selector, reason=reason, cause=cause)
     if dry_run:
         intent.preview, intent.preview_counts = targets_preview(selector)
         return intent
     intent.idempotency_key, intent.body_digest = idempotency_key or "", body_digest or ""
     return _before(intent) or _open(intent, selector)
+
+
+def _may_fence(caller: Caller) -> bool:
+    """A fence stops what others send: whoever raises one can lift it, and reaches everything."""
+    return caller.may_abort_all and caller.may_control
+
+
+def _with_options(selector: Selector, *, tombstone: float | None, fence: bool) -> Selector:
+    """Raises `InvalidRequestError` for an option that does not go with this selector."""
+    if fence and selector.json != {"abort_all": True}:
+        raise InvalidRequestError("a fence goes with abort_all only", param="fence")
+    if tombstone is not None:
+        if selector.ids is None:
+            raise InvalidRequestError("a tombstone goes with ids only", param="tombstone")
+        tombstone_check(selector.caller, tombstone)
+    options = {"tombstone": tombstone or None, "fence": fence or None}
+    asked = {name: value for name, value in options.items() if value is not None}
+    return replace(
+        selector, tombstone=tombstone or 0.0, fence=fence, json={**selector.json, **asked}
+    )
 
 
 def _intent(caller: Caller, selector: Selector, *, reason: str | None, cause: AbortCause) -> Abort:
@@ -90,13 +124,7 @@ def _intent(caller: Caller, selector: Selector, *, reason: str | None, cause: Ab
 def _open(intent: Abort, selector: Selector) -> Abort:
     try:
         with book_open() as book:
-            intent.save(force_insert=True)
-            count = targets_insert(intent, selector, book)
-            # A large set is only fixed here; the task moves it, in short transactions.
-            if count <= AT_ONCE:
-                _intend(book, intent, targets_pending(intent.pk, limit=AT_ONCE))
-            book.involve([intent.pk])
-            abort_carry_out_after_commit(intent.pk)
+            _write(book, intent, selector)
     except IntegrityError:
         # Another call with the same idempotency key was quicker.
         before = _before(intent)
@@ -105,6 +133,23 @@ def _open(intent: Abort, selector: Selector) -> Abort:
         return before
     intent.refresh_from_db()
     return intent
+
+
+def _write(book: Book, intent: Abort, selector: Selector) -> None:
+    if selector.fence:
+        fence_close()
+    intent.save(force_insert=True)
+    count = targets_insert(intent, selector, book)
+    if selector.fence:
+        fence_raise(intent)
+    if selector.tombstone:
+        owner_id = tombstone_owner(selector.caller)
+        tombstones_lay(intent, owner_id=owner_id, seconds=selector.tombstone)
+    # A large set is only fixed here; the task moves it, in short transactions.
+    if count <= AT_ONCE:
+        _intend(book, intent, targets_pending(intent.pk, limit=AT_ONCE))
+    book.involve([intent.pk])
+    abort_carry_out_after_commit(intent.pk)
 
 
 def _before(intent: Abort) -> Abort | None:
@@ -124,30 +169,17 @@ def _before(intent: Abort) -> Abort | None:
 
 def _intend(book: Book, abort: Abort, targets: Iterable[AbortTarget]) -> None:
     """Move each target on as far as the ledger alone can. Repeating it does no harm."""
-    generations = {one.request_id: one.generation for one in targets if one.request_id}
-    book.lock(pk for pk in generations)
-    rows = [book.row(pk) for pk in sorted(generations)]
+    ids = sorted({one.request_id for one in targets if one.request_id})
+    book.lock(ids)
+    rows = [book.row(pk) for pk in ids]
     book.load_choices(rows)
     for row in rows:
-        if not row.is_live:
+        if row.is_live:
+            held_by_nobody = State(row.state) in UNDISPATCHED
+            trigger = Trigger.ABORT_CONFIRM if held_by_nobody else Trigger.ABORT_ASK
+            book.advance(row, abort_step(abort, trigger))
+        else:
             book.settle(row)
-        elif row.generation == generations[row.pk]:
-            book.advance(row, _step_of(abort, State(row.state)))
-
-
-def _step_of(abort: Abort, state: State) -> Step:
-    trigger = Trigger.ABORT_CONFIRM if state in UNDISPATCHED else Trigger.ABORT_ASK
-    return Step(
-        trigger=trigger,
-        actor=abort.requested_by,
-        detail={"abort": abort.pk, "cause": abort.cause, "reason": abort.reason or None},
-        fields={
-            "cause": abort.cause,
-            "reason": abort.reason,
-            "abort_id": abort.pk,
-            "aborted_by": abort.requested_by,
-        },
-    )
 
 
 def abort_holders(*, abort: Abort) -> dict[tuple[str, str | None], list[RequestKey]]:
@@ -156,7 +188,9 @@ def abort_holders(*, abort: Abort) -> dict[tuple[str, str | None], list[RequestK
         abort_id=abort.pk, outcome=Outcome.PENDING, request__state__in=_HELD_BY_ENGINE
     )
     keys: dict[str, list[RequestKey]] = defaultdict(list)
-    rows = held.order_by("position").values_list("request__replica", "request_id", "generation")
+    # The generation that the request has now: one that was requeued is still the one that is meant.
+    row_of = ("request__replica", "request_id", "request__generation")
+    rows = held.order_by("position").values_list(*row_of)
     for replica, request_id, generation in rows:
         if request_id is not None:
             keys[replica].append(RequestKey(request_id, generation))
@@ -173,6 +207,8 @@ def abort_review(*, abort_id: str, next_look: datetime | None = None) -> Abort |
     abort = Abort.objects.filter(pk=abort_id).first()
     if abort is None or abort.state == Abort.Status.DONE:
         return abort
+    if abort.state == Abort.Status.ACCEPTED:
+        tombstones_follow(abort)
     after = -1
     while targets := targets_pending(abort_id, limit=AT_ONCE, after=after, idle=True):
         with book_open() as book:

@@ -15,24 +15,29 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Q
 from django.utils import timezone
 
 from inference.events import ChoiceEnd
 from inference.generation import FinishReason
 from inference.lifecycle import LIVE, TERMINAL, TRANSITIONS, State, Trigger
 from ledger.models import Choice, InferenceRequest, Transition
+from ledger.push import ends_after_commit
 from ledger.services.announce import changes_announce
+from ledger.services.bulk import rows_insert, rows_update
 from ledger.services.ending import (
     aborts_close,
     choice_close,
     choices_update,
     ending_fields,
+    prompts_forget,
     targets_settle,
 )
 from ledger.specs import Step
 
 AT_ONCE = 500
+# Whose word reaches a waiting client by itself.
+ENGINE_ACTOR = "engine:"
 
 _STATE_OF_END = {
     FinishReason.STOP: State.FINISHED,
@@ -75,12 +80,13 @@ class Book:
         self.now = timezone.now()
         self._rows: dict[str, InferenceRequest] = {}
         self._new: list[InferenceRequest] = []
-        self._state_before: dict[str, tuple[str, int]] = {}
+        self._seq_before: dict[str, int] = {}
         self._fields: dict[str, dict[str, Any]] = defaultdict(dict)
         self._transitions: list[Transition] = []
         self._choices: dict[str, list[Choice]] = {}
         self._closed: list[Choice] = []
         self._ended: list[InferenceRequest] = []
+        self._unannounced: list[tuple[str, str]] = []
         self._aborts: set[str] = set()
 
     def lock(
@@ -96,7 +102,7 @@ class Book:
         for start in range(0, len(wanted), AT_ONCE):
             for row in rows.filter(pk__in=wanted[start : start + AT_ONCE]).order_by("pk"):
                 self._rows[row.pk] = row
-                self._state_before[row.pk] = (row.state, row.transition_seq)
+                self._seq_before[row.pk] = row.transition_seq
         return self._rows
 
     def row(self, request_id: str) -> InferenceRequest:
@@ -149,11 +155,12 @@ class Book:
         target = TRANSITIONS.get((State(row.state), step.trigger))
         if target is None:
             return False
-        at = self._moment(row, step.at)
+        at, trigger = self._moment(row, step.at), step.trigger
         self.set(row, **step.fields)
         if target in TERMINAL:
-            self._end(row, step, target, at)
-        self._note(row, step.trigger, to=target, actor=step.actor, at=at, detail=step.detail)
+            target = self._end(row, step, target, at)
+            trigger = step.trigger if target != State.ABORTED else Trigger.ABORT_CONFIRM
+        self._note(row, trigger, to=target, actor=step.actor, at=at, detail=step.detail)
         milestone = _MILESTONES.get(target)
         if milestone is not None and getattr(row, milestone) is None:
             self.set(row, **{milestone: at})
@@ -184,8 +191,12 @@ class Book:
             choice=choice,
         )
 
-    def _end(self, row: InferenceRequest, step: Step, state: State, at: datetime) -> None:
-        """The one finalizer of every cause: what is open closes, counts and causes are fixed."""
+    def _end(self, row: InferenceRequest, step: Step, state: State, at: datetime) -> State:
+        """The one finalizer of every cause: what is open closes, counts and causes are fixed.
+
+        The state that the request ends in: aborted if one of its choices was, whatever ended the
+        rest.
+        """
         choices = self.choices(row)
         still_open = [one for one in choices if not one.finish_reason]
         for choice in still_open:
@@ -195,6 +206,8 @@ class Book:
         told = sum(one.output_token_count for one in choices)
         count = max(told, row.output_token_count) if still_open else told
         self.set(row, output_token_count=count, finished_at=at)
+        if any(one.finish_reason == FinishReason.ABORT for one in choices):
+            state = State.ABORTED
         self.set(row, **ending_fields(row, choices, state))
         for choice in still_open:
             choice.error_code, choice.error_message = row.error_code, row.error_message
@@ -202,6 +215,9 @@ class Book:
                 choice.cause, choice.reason = row.cause, row.reason
                 choice.abort_id = row.abort_id
         self._ended.append(row)
+        if not step.actor.startswith(ENGINE_ACTOR):
+            self._unannounced.append((row.web, row.pk))
+        return state
 
     def _moment(self, row: InferenceRequest, at: datetime | None) -> datetime:
         """When, but never before what the record already holds: clocks of processes differ."""
@@ -239,22 +255,27 @@ class Book:
         """Everything, in one order for all transactions, the announcement last."""
         InferenceRequest.objects.bulk_create(self._new)
         self._write_rows()
-        Transition.objects.bulk_create(self._transitions, batch_size=AT_ONCE)
+        rows_insert(Transition, self._transitions)
         self._write_choices()
         aborts = self._aborts | targets_settle(self._ended, self._choices, now=self.now)
         aborts_close(aborts, now=self.now)
+        ends_after_commit(self._unannounced)
         changes_announce(requests=self._spans(), aborts=aborts, now=self.now)
 
     def _write_rows(self) -> None:
-        """Rows that change alike are one UPDATE: a set of ten thousand costs twenty of them."""
-        alike: dict[Any, list[str]] = defaultdict(list)
-        for pk, (state, seq) in self._state_before.items():
-            fields = self._fields.get(pk, {})
-            steps = self._rows[pk].transition_seq - seq
-            if fields or steps:
-                alike[state, steps, tuple(sorted(fields.items()))].append(pk)
-        for (state, steps, values), pks in alike.items():
-            _rows_update(pks, state=state, steps=steps, fields=dict(values))
+        """The compare-and-set. The rows are locked: it fails only if somebody bypassed us.
+
+        By number: each change of a state has one. By state as well, a planner with old
+        statistics might look for the row among all of that state.
+        """
+        updates = []
+        for pk, seq in self._seq_before.items():
+            row, fields = self._rows[pk], self._fields.get(pk, {})
+            if fields or row.transition_seq != seq:
+                was = {"id": pk, "transition_seq": seq}
+                updates.append((was, {**fields, "transition_seq": row.transition_seq}))
+        rows_update(InferenceRequest, updates, what="requests")
+        prompts_forget(sorted(row.pk for row in self._ended))
 
     def _write_choices(self) -> None:
         new = {row.pk for row in self._new}
@@ -271,16 +292,6 @@ class Book:
             first, _ = spans.get(one.request_id, (one.seq, 0))
             spans[one.request_id] = (first, one.seq)
         return spans
-
-
-def _rows_update(pks: list[str], *, state: str, steps: int, fields: dict[str, Any]) -> None:
-    """The compare-and-set. The rows are locked, so that it fails only if somebody bypassed us."""
-    fields["transition_seq"] = F("transition_seq") + steps
-    for start in range(0, len(pks), AT_ONCE):
-        some = pks[start : start + AT_ONCE]
-        rows = InferenceRequest.objects.filter(pk__in=some, state=state)
-        if rows.update(**fields) != len(some):
-            raise RuntimeError("a request changed under its lock; nothing was written")
 
 
 def _unreported(row: InferenceRequest, choices: list[Choice]) -> int:

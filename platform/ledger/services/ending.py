@@ -11,16 +11,21 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Subquery
 
 from inference.errors import EngineLostError
 from inference.events import ChoiceEnd
 from inference.generation import FinishReason
 from inference.lifecycle import State
-from ledger.models import LIVE_STATES, Abort, AbortTarget, Choice, InferenceRequest
+from ledger.models import LIVE_STATES, Abort, AbortTarget, Choice, InferenceRequest, Tombstone
+from ledger.retention import content_is_kept
+from ledger.services.bulk import rows_update
 from ledger.storable import json_storable, text_storable
 
 AT_ONCE = 500
+# What the columns hold; an engine's words are cut to that rather than lost with their batch.
+LONGEST_CODE = 64
+LONGEST_ID = 40
 Outcome = AbortTarget.Outcome
 
 _CHOICE_FIELDS = (
@@ -40,37 +45,41 @@ _CHOICE_FIELDS = (
 
 
 def choice_close(choice: Choice, end: ChoiceEnd, *, count: int, at: datetime) -> None:
-    """Fill in the end, in memory."""
+    """Fill in the end, in memory. What was generated only where content is kept."""
     choice.finish_reason = end.finish_reason.value
     choice.output_token_count = count
-    choice.text = text_storable(end.text)
-    choice.token_ids = end.token_ids
-    choice.logprobs = json_storable(msgspec.to_builtins(end.logprobs))
+    if content_is_kept():
+        choice.text = text_storable(end.text)
+        choice.token_ids = end.token_ids
+        choice.logprobs = json_storable(msgspec.to_builtins(end.logprobs))
     choice.stop_reason = json_storable(end.stop_reason)
-    choice.error_code = end.error_code or ""
+    choice.error_code = text_storable(end.error_code or "")[:LONGEST_CODE]
     choice.error_message = text_storable(end.error_message or "")
     choice.finished_at = at
     if end.abort is not None:
         choice.cause = end.abort.cause.value
         choice.reason = text_storable(end.abort.reason or "")
-        choice.abort_id = end.abort.id or ""
+        choice.abort_id = text_storable(end.abort.id or "")[:LONGEST_ID]
+
+
+def prompts_forget(request_ids: Sequence[str]) -> None:
+    """Of requests that have ended, where content is not kept."""
+    if not content_is_kept():
+        for start in range(0, len(request_ids), AT_ONCE):
+            some = request_ids[start : start + AT_ONCE]
+            InferenceRequest.objects.filter(pk__in=some).exclude(prompt=[]).update(prompt=[])
 
 
 def choices_update(closed: Sequence[Choice]) -> None:
-    """Write ends, each only over a live choice. Those without content are written as sets."""
-    alike: dict[Any, list[int]] = defaultdict(list)
-    for choice in closed:
-        fields = {name: getattr(choice, name) for name in _CHOICE_FIELDS}
-        if choice.token_ids or choice.text:
-            Choice.objects.filter(pk=choice.pk, finish_reason="").update(**fields)
-        else:
-            plain = {**fields, "token_ids": (), "logprobs": None}
-            alike[tuple(plain.items())].append(choice.pk)
-    for values, pks in alike.items():
-        fields = {**dict(values), "token_ids": []}
-        for start in range(0, len(pks), AT_ONCE):
-            some = Choice.objects.filter(pk__in=pks[start : start + AT_ONCE], finish_reason="")
-            some.update(**fields)
+    """Write ends, each over a live choice."""
+    updates = [
+        (
+            {"id": choice.pk, "finish_reason": ""},
+            {name: getattr(choice, name) for name in _CHOICE_FIELDS},
+        )
+        for choice in closed
+    ]
+    rows_update(Choice, updates, what="choices")
 
 
 def ending_fields(row: InferenceRequest, choices: Sequence[Choice], state: State) -> dict[str, Any]:
@@ -111,20 +120,40 @@ def targets_settle(
 ) -> set[str]:
     """Write the outcome of every target that waited for these requests; the aborts concerned."""
     rows = {row.pk: row for row in ended}
-    waiting = _targets_waiting(sorted(rows))
-    alike: dict[Any, list[int]] = defaultdict(list)
+    waiting = [one for one in _targets_waiting(sorted(rows)) if _is_meant(one, rows)]
+    pending: dict[str, list[int]] = defaultdict(list)
     for target in waiting:
-        row = rows[target.request_id or ""]
-        if target.generation == row.generation:
-            alike[_outcome(target, row, choices[row.pk])].append(target.pk)
-    for (outcome, count, released_at), pks in alike.items():
-        for start in range(0, len(pks), AT_ONCE):
-            some = AbortTarget.objects.filter(pk__in=pks[start : start + AT_ONCE])
-            some.filter(outcome=Outcome.UNCONFIRMED, confirmed_at=None).update(confirmed_at=now)
-            some.filter(outcome=Outcome.PENDING).update(
-                outcome=outcome, output_token_count=count, released_at=released_at
-            )
+        if target.outcome == Outcome.PENDING:
+            row = rows[target.request_id or ""]
+            pending[_outcome(target, row, choices[row.pk])].append(target.pk)
+    for outcome, pks in pending.items():
+        for some in _chunks(pks):
+            _targets_write(some, outcome=outcome)
+    # Afterwards and of all: a deadline may have closed some of them just now.
+    for some in _chunks([one.pk for one in waiting]):
+        unconfirmed = AbortTarget.objects.filter(pk__in=some, outcome=Outcome.UNCONFIRMED)
+        unconfirmed.filter(confirmed_at=None).update(confirmed_at=now)
     return {target.abort_id for target in waiting}
+
+
+def _chunks(pks: list[int]) -> Iterable[list[int]]:
+    return (pks[start : start + AT_ONCE] for start in range(0, len(pks), AT_ONCE))
+
+
+def _is_meant(target: AbortTarget, rows: Mapping[str, InferenceRequest]) -> bool:
+    """The run that has ended is the one that was to be stopped, or the request's next after it."""
+    return target.generation <= rows[target.request_id or ""].generation
+
+
+def _targets_write(pks: list[int], *, outcome: str) -> None:
+    """Counts and times are those that the rows of the requests hold by now."""
+    request = InferenceRequest.objects.filter(pk=OuterRef("request_id")).order_by()
+    released_at = Subquery(request.values("finished_at")) if outcome == Outcome.ABORTED else None
+    AbortTarget.objects.filter(pk__in=pks, outcome=Outcome.PENDING).update(
+        outcome=outcome,
+        output_token_count=Subquery(request.values("output_token_count")),
+        released_at=released_at,
+    )
 
 
 def _targets_waiting(request_ids: list[str]) -> list[AbortTarget]:
@@ -132,30 +161,30 @@ def _targets_waiting(request_ids: list[str]) -> list[AbortTarget]:
     for start in range(0, len(request_ids), AT_ONCE):
         some = request_ids[start : start + AT_ONCE]
         open_ends = (Outcome.PENDING, Outcome.UNCONFIRMED)
-        found += AbortTarget.objects.filter(request_id__in=some, outcome__in=open_ends)
+        waiting = AbortTarget.objects.filter(request_id__in=some, outcome__in=open_ends)
+        found += waiting.order_by()
     return found
 
 
-def _outcome(
-    target: AbortTarget, row: InferenceRequest, choices: Iterable[Choice]
-) -> tuple[str, int, datetime | None]:
-    """Outcome, tokens and time of release of a target whose request has ended.
+def _outcome(target: AbortTarget, row: InferenceRequest, choices: Iterable[Choice]) -> str:
+    """Of a target whose request has ended.
 
     `aborted` if at least one choice was; `already_finished` only if none was.
     """
     if any(one.finish_reason == FinishReason.ABORT for one in choices):
-        return Outcome.ABORTED.value, row.output_token_count, row.finished_at
+        return Outcome.ABORTED.value
     was_live = target.state_before in LIVE_STATES
     if was_live and row.error_code == EngineLostError.code:
-        return Outcome.ENGINE_LOST.value, row.output_token_count, None
-    return Outcome.ALREADY_FINISHED.value, row.output_token_count, None
+        return Outcome.ENGINE_LOST.value
+    return Outcome.ALREADY_FINISHED.value
 
 
 def aborts_close(abort_ids: Iterable[str], *, now: datetime) -> None:
     """Close those that have no pending target left.
 
-    Locks them first, in order: of two transactions that settle the last two targets, the later
-    one must see the other's.
+    One with tombstones stays open until its task has looked for who slipped past them. Locks them
+    first, in order: of two transactions that settle the last two targets, the later one must see
+    the other's.
     """
     wanted = sorted(set(abort_ids))
     if not wanted:
@@ -163,6 +192,8 @@ def aborts_close(abort_ids: Iterable[str], *, now: datetime) -> None:
     locked = Abort.objects.select_for_update().filter(pk__in=wanted).order_by("pk")
     still_open = [one.pk for one in locked if one.state != Abort.Status.DONE]
     pending = AbortTarget.objects.filter(abort=OuterRef("pk"), outcome=Outcome.PENDING)
-    Abort.objects.filter(~Exists(pending), pk__in=still_open).update(
+    stones = Tombstone.objects.filter(abort=OuterRef("pk"))
+    settled = Abort.objects.filter(~Exists(pending), pk__in=still_open)
+    settled.exclude(Exists(stones), state=Abort.Status.ACCEPTED).update(
         state=Abort.Status.DONE, done_at=now, next_look=None
     )

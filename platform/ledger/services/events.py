@@ -14,7 +14,8 @@ from inference.events import RequestEvent, TimelineEntry
 from inference.generation import FinishReason
 from inference.lifecycle import TRANSITIONS, State, Trigger
 from ledger.models import Choice, InferenceRequest
-from ledger.services.book import AT_ONCE, Book, book_open
+from ledger.services.book import AT_ONCE, ENGINE_ACTOR, Book, book_open
+from ledger.services.ending import LONGEST_CODE
 from ledger.specs import EventsRecorded, Step
 from ledger.storable import json_storable, text_storable
 
@@ -64,7 +65,7 @@ def _timeline(
     book: Book, row: InferenceRequest, event: RequestEvent, fresh: list[TimelineEntry]
 ) -> None:
     book.set(row, engine_seq=fresh[-1].seq, **_measures(event))
-    actor = f"engine:{event.replica}"
+    actor = f"{ENGINE_ACTOR}{event.replica}"
     for entry in fresh:
         at = datetime.fromtimestamp(entry.at, UTC)
         if entry.first_token_at is not None and row.first_token_at is None:
@@ -122,10 +123,20 @@ def _true_end(trigger: Trigger, row: InferenceRequest, choices: list[Choice]) ->
 
 
 def _reported_error(entry: TimelineEntry, trigger: Trigger) -> dict[str, str]:
+    """The error that the entry tells: of a choice's end, or in the detail of a refusal."""
+    if trigger not in {Trigger.FAIL, Trigger.REJECT}:
+        return {}
     end = entry.choice_end
-    if trigger not in {Trigger.FAIL, Trigger.REJECT} or end is None or not end.error_code:
+    told = (end.error_code, end.error_message) if end is not None else _refusal(entry)
+    code, message = told
+    if not code:
         return {}
     return {
-        "error_code": end.error_code,
-        "error_message": text_storable(end.error_message or ""),
+        "error_code": text_storable(code)[:LONGEST_CODE],
+        "error_message": text_storable(message or ""),
     }
+
+
+def _refusal(entry: TimelineEntry) -> tuple[str | None, str | None]:
+    code, message = entry.detail.get("code"), entry.detail.get("message")
+    return str(code) if code else None, str(message) if message else None

@@ -17,9 +17,12 @@ from ledger.models import LIVE_STATES, InferenceRequest, Replica
 from ledger.push import progress_after_commit
 from ledger.services.announce import changes_announce
 from ledger.services.book import AT_ONCE, book_open
+from ledger.services.requeue import requeue_unattended
 from ledger.specs import Step
 
 LOST_AFTER = timedelta(seconds=15)
+# Web processes notice at the same time, and know more: what to run again, what clients were sent.
+WEB_FIRST = timedelta(seconds=5)
 
 
 def replica_beat_record(*, beat: ReplicaBeat) -> None:
@@ -130,20 +133,24 @@ def _lose_some(ids: list[str], held: Q, *, replica: str, received: Mapping[str, 
         for row in rows:
             if row.pk in received and row.is_live:
                 book.set(row, output_token_count=received[row.pk])
-        return sum(book.advance(row, step) for row in rows)
+        return sum(book.advance(row, step) for row in rows if not requeue_unattended(book, row))
 
 
 def replicas_silent(*, now: datetime | None = None) -> int:
     """Mark the replicas that have been silent for too long as lost, and end what they held.
 
-    Also ends what is still held by a replica that was marked before. How many requests ended.
+    Also ends what is still held by a replica that was marked before. What a client waits for is
+    left to its web process for a moment. How many requests ended.
     """
     moment = now or timezone.now()
     silent = Replica.objects.filter(last_beat_at__lt=moment - LOST_AFTER)
     ended = 0
     for replica in silent.order_by("pk"):
         _mark_lost(replica, now=moment)
-        ended += requests_lose(replica=replica.pk, epoch=replica.epoch)
+        held = Q(replica=replica.pk, epoch=replica.epoch)
+        if replica.last_beat_at >= moment - LOST_AFTER - WEB_FIRST:
+            held &= Q(web="")
+        ended += _lose(held, replica=replica.pk, received={})
     return ended
 
 

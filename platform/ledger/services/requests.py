@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from accounts.callers import Caller
 from inference.errors import ConflictError, InvalidRequestError, PermissionDeniedError
 from inference.lifecycle import Trigger
 from ledger.ids import client_id_check, request_id_new
-from ledger.models import LIVE_STATES, InferenceRequest
+from ledger.models import LIVE_STATES, Choice, InferenceRequest
+from ledger.retention import content_is_kept
 from ledger.services.book import book_open
+from ledger.services.gates import fence_pass, tombstone_meet
 from ledger.specs import NewRequest, Placement, Step
 from ledger.storable import json_storable
 
@@ -24,27 +26,45 @@ def request_open(
 ) -> InferenceRequest:
     """A new request, queued at its placement; held where there is none yet. One transaction.
 
-    Once this returns, the request may be submitted to that engine: not before, and not if an
-    abort has meanwhile moved it on. Raises `ConflictError` if the client id is in use,
-    `InvalidRequestError` for one that may not be used, `PermissionDeniedError` for a caller
-    without an owner.
+    Once this returns, a queued request may be submitted to that engine: not before, and within
+    `SUBMIT_WITHIN` seconds or not at all. One whose id lies under a tombstone comes back
+    aborted. Raises `ConflictError` if the client id is in use, `InvalidRequestError` for one that
+    may not be used, `PermissionDeniedError` for a caller without an owner, `FencedError` while no
+    new work is admitted.
     """
-    row = _row(caller, spec)
     step = _placed(placement, caller.actor) if placement else _held(caller.actor)
+    return _opened(caller, spec, step)
+
+
+def request_receive(*, caller: Caller, spec: NewRequest) -> InferenceRequest:
+    """A new request that a task is to place: received, and held by nobody.
+
+    Otherwise as `request_open`.
+    """
+    return _opened(caller, spec, None)
+
+
+def _opened(caller: Caller, spec: NewRequest, step: Step | None) -> InferenceRequest:
+    is_placed = step is not None and step.trigger is Trigger.ENQUEUE
+    row = _row(caller, spec, keeps_prompt=content_is_kept() or not is_placed)
     try:
         with book_open() as book:
+            fence_pass()
             book.add(row, actor=caller.actor)
-            book.advance(row, step)
+            if step is not None:
+                book.advance(row, step)
     except IntegrityError as problem:
         if not _is_in_use(row):
             raise
         raise ConflictError(
             f"a live request already has the id {spec.client_id!r}", param="request_id"
         ) from problem
+    tombstone_meet(row)
     return row
 
 
-def _row(caller: Caller, spec: NewRequest) -> InferenceRequest:
+def _row(caller: Caller, spec: NewRequest, *, keeps_prompt: bool) -> InferenceRequest:
+    """Whoever places it later needs its prompt until then."""
     if caller.owner_id is None:
         raise PermissionDeniedError("only a key or user that belongs to an owner may submit")
     if spec.choice_count < 1:
@@ -58,7 +78,7 @@ def _row(caller: Caller, spec: NewRequest) -> InferenceRequest:
         kind=spec.kind,
         model=spec.model,
         params=json_storable(spec.params),
-        prompt=json_storable(spec.prompt),
+        prompt=json_storable(spec.prompt) if keeps_prompt else [],
         metadata=json_storable(spec.metadata),
         stream=spec.stream,
         priority=min(spec.priority, caller.max_priority),
@@ -124,3 +144,30 @@ def requests_advance(*, keys: Iterable[tuple[str, int]], step: Step) -> list[str
             if row.generation == generations.get(pk)
         ]
         return [row.pk for row in rows if book.advance(row, step)]
+
+
+def request_accepted(*, request_id: str, generation: int, prompt_tokens: int) -> None:
+    """An engine has taken it, and counted its prompt. No step: the request waits as before."""
+    with book_open() as book:
+        row = book.lock([request_id]).get(request_id)
+        if row is not None and row.generation == generation and row.is_live:
+            book.set(row, prompt_token_count=max(prompt_tokens, row.prompt_token_count))
+
+
+def content_erase(*, request_id: str) -> bool:
+    """Forget what was asked and answered, and keep the bare record: who, when, how much, how.
+
+    An erased request has no prompt. False, and nothing erased, while it is live.
+    """
+    with transaction.atomic():
+        ended = InferenceRequest.objects.exclude(state__in=LIVE_STATES).filter(pk=request_id)
+        if not ended.update(prompt=[]):
+            return False
+        nothing: dict[str, Any] = {
+            "text": "",
+            "token_ids": [],
+            "logprobs": None,
+            "stop_reason": None,
+        }
+        Choice.objects.filter(request_id=request_id).update(**nothing)
+        return True

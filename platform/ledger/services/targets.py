@@ -11,10 +11,11 @@ from django.db.models import Q, QuerySet
 
 from accounts.callers import Caller
 from inference.errors import InvalidRequestError
+from inference.lifecycle import Trigger
 from ledger.models import LIVE_STATES, Abort, AbortTarget, InferenceRequest
 from ledger.selectors import TARGETS_SHOWN, condition_of, owned_by, requests_resolve
 from ledger.services.book import AT_ONCE, Book
-from ledger.specs import RequestFilter, Resolved
+from ledger.specs import RequestFilter, Resolved, Step
 from ledger.storable import json_storable, text_storable
 
 Outcome = AbortTarget.Outcome
@@ -32,12 +33,17 @@ FROM ({chosen}) AS chosen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """One of `ids` and `chosen` is set: single ids, or a set of live requests."""
+    """One of `ids` and `chosen` is set: single ids, or a set of live requests.
+
+    `tombstone`: seconds, for `ids`; `fence`: for all there is.
+    """
 
     caller: Caller
     json: dict[str, Any]
     ids: list[str] | None = None
     chosen: QuerySet[InferenceRequest] | None = None
+    tombstone: float = 0.0
+    fence: bool = False
 
 
 def selector_of(
@@ -120,6 +126,21 @@ def _target(
         outcome=Outcome.PENDING if row else Outcome.NOT_FOUND,
         detail=resolved.detail,
         state_before=row.state if row else "",
+    )
+
+
+def abort_step(abort: Abort, trigger: Trigger) -> Step:
+    """A step that an abort takes on one of its requests; it notes whose abort it was, and why."""
+    return Step(
+        trigger=trigger,
+        actor=abort.requested_by,
+        detail={"abort": abort.pk, "cause": abort.cause, "reason": abort.reason or None},
+        fields={
+            "cause": abort.cause,
+            "reason": abort.reason,
+            "abort_id": abort.pk,
+            "aborted_by": abort.requested_by,
+        },
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from adminapi.aborts import stops
+from gateway import stops
 from inference.generation import AbortCause
 from inference.wire import AbortInfo, RequestKey
 from ledger.models import Abort, AbortTarget, InferenceRequest

@@ -9,12 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.line import LineTimes
-from gateway.link import NotSubmittedError
 from gateway.mailbox import Mailbox
 from gateway.relay import Relay
 from inference.errors import (
     ContextLengthExceededError,
-    EngineLostError,
     ModelNotFoundError,
     UnavailableError,
 )
@@ -33,6 +31,7 @@ from inference.wire import (
     Tokens,
 )
 from tests.unit.gateway.fake_engine import FakeEngine
+from tests.unit.gateway.fake_record import FakeRecord
 
 TIMES = LineTimes(
     ask=0.05, hung=0.3, lost=1.0, accept=2.0, call=1.0, unopened=0.1, longest_backoff=0.1
@@ -58,24 +57,14 @@ async def engine() -> AsyncIterator[FakeEngine]:
     await found.stop()
 
 
-class Losses(list[tuple[str, dict[str, int]]]):
-    """What the relay would have recorded of lost engines."""
+@pytest.fixture
+def record() -> FakeRecord:
+    return FakeRecord()
 
 
 @pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
-    found = Losses()
-
-    async def record(_function: object, *, epoch: str, received: dict[str, int], **_: str) -> None:
-        found.append((epoch, received))
-
-    monkeypatch.setattr("gateway.relay.in_database", record)
-    return found
-
-
-@pytest.fixture
-async def relay(engine: FakeEngine, losses: Losses) -> AsyncIterator[Relay]:
-    found = Relay({"memory": engine.bus}, times=TIMES)
+async def relay(engine: FakeEngine, record: FakeRecord) -> AsyncIterator[Relay]:
+    found = Relay({"memory": engine.bus}, times=TIMES, record=record)
     found.start()
     await eventually(lambda: found.status().ready)
     yield found
@@ -185,53 +174,29 @@ async def test_it_stops_a_request_whose_reader_falls_too_far_behind(
     assert (len(output.token_ids), output.finish_reason) == (11, FinishReason.ABORT)
 
 
-async def test_it_ends_everything_with_its_engine(
-    relay: Relay, engine: FakeEngine, losses: Losses
-) -> None:
-    reading = await submitted(relay)
-    engine.output(KEY, "abc")
-    await eventually(lambda: reading.tokens == 3)
-    engine.accepts = False
-    asking = asyncio.create_task(submitted(relay, submission(RequestKey("req_2", 1))))
-    await engine.next(Submit)
-    await eventually(lambda: len(relay.link_for().mailboxes) == 2)
-    await engine.hang_up()
-    with pytest.raises(EngineLostError) as caught:
-        await asking
-    assert caught.value.request_id == "req_2"
-    (output,) = await reading.drain()
-    assert output.text == "abc"
-    assert await reading.drain() == []
-    assert isinstance(reading.lost, EngineLostError)
-    await eventually(lambda: losses)
-    assert losses == [("e1", {"req_1": 3, "req_2": 0})]
-
-
 async def test_it_comes_back_to_a_new_engine(relay: Relay, engine: FakeEngine) -> None:
-    old = relay.place("tiny")
     engine.epoch = "e2"
     await engine.hang_up()
     await eventually(lambda: relay.status().ready and relay.place("tiny").epoch == "e2")
-    with pytest.raises(NotSubmittedError):
-        await relay.submit(old, submission())
 
 
 async def test_it_sends_no_new_work_to_an_engine_that_is_silent(
-    relay: Relay, engine: FakeEngine, losses: Losses
+    relay: Relay, engine: FakeEngine
 ) -> None:
     mailbox = await submitted(relay)
+    engine.output(KEY, "a")
     engine.answers = False
     await eventually(lambda: not relay.status().ready)
     with pytest.raises(UnavailableError):
         relay.place("tiny")
     assert await relay.answers(within=0.05) is False
-    await eventually(lambda: mailbox.lost)
-    await eventually(lambda: losses)
+    await eventually(lambda: mailbox.ended)
 
 
 async def test_it_does_not_wait_for_an_acceptance_for_ever(engine: FakeEngine) -> None:
     engine.accepts = False
-    relay = Relay({"memory": engine.bus}, times=LineTimes(accept=0.1, ask=0.05))
+    times = LineTimes(accept=0.1, ask=0.05)
+    relay = Relay({"memory": engine.bus}, times=times, record=FakeRecord())
     relay.start()
     await eventually(lambda: relay.status().ready)
     with pytest.raises(UnavailableError):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from channels.layers import InMemoryChannelLayer
 
-from adminapi.aborts import waiting
-from adminapi.aborts.waiting import settled
+from gateway import waiting
+from gateway.waiting import settled
 
 GROUP = "changes.abort.abt_1"
 
@@ -34,7 +34,7 @@ async def test_it_is_woken_by_a_push(monkeypatch: pytest.MonkeyPatch) -> None:
         looked.set()
         return done.is_set()
 
-    waiter = asyncio.create_task(settled("abt_1", look, seconds=3600))
+    waiter = asyncio.create_task(settled(GROUP, look, seconds=3600))
     await looked.wait()
     done.set()
     await layer.group_send(GROUP, {"type": "changed", "cursor": 1})
@@ -53,7 +53,7 @@ async def test_it_leaves_no_subscription_when_the_client_leaves(
         looked.set()
         return False
 
-    waiter = asyncio.create_task(settled("abt_1", look, seconds=3600))
+    waiter = asyncio.create_task(settled(GROUP, look, seconds=3600))
     await looked.wait()
     waiter.cancel()
     await asyncio.wait({waiter})
@@ -69,7 +69,7 @@ async def test_it_looks_by_itself_where_no_push_can_come(monkeypatch: pytest.Mon
         looks.append(None)
         return len(looks) > 2
 
-    assert await settled("abt_1", look, seconds=60)
+    assert await settled(GROUP, look, seconds=60)
 
 
 async def test_it_looks_once_when_there_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +78,4 @@ async def test_it_looks_once_when_there_is_no_time(monkeypatch: pytest.MonkeyPat
     async def never() -> bool:
         return False
 
-    assert not await settled("abt_1", never, seconds=0)
+    assert not await settled(GROUP, never, seconds=0)

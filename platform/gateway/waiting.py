@@ -1,4 +1,4 @@
-"""Wait, in the event loop and without a thread, until an abort is settled or time is up.
+"""Wait, in the event loop and without a thread, until the record says so or time is up.
 
 A push says when to look; where pushes do not arrive, looking again now and then is enough.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,13 +18,16 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK = 0.05
 SLOWEST_LOOK = 1.0
 
+Look = Callable[[], Awaitable[bool]]
+Pushed = Callable[[float], Awaitable[Any]]
 
-async def settled(abort_id: str, look: Callable[[], Any], *, seconds: float) -> bool:
-    """True as soon as `look` (a coroutine function) says so, False after `seconds`."""
+
+async def settled(group: str, look: Look, *, seconds: float) -> bool:
+    """True as soon as `look` says so, False after `seconds`. `group`: whose pushes tell of it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = FIRST_LOOK
-    async with _pushes(f"changes.abort.{abort_id}") as pushed:
+    async with pushes(group) as pushed:
         while not await look():
             left = deadline - loop.time()
             if left <= 0:
@@ -35,7 +38,7 @@ async def settled(abort_id: str, look: Callable[[], Any], *, seconds: float) -> 
 
 
 @asynccontextmanager
-async def _pushes(group: str) -> AsyncIterator[Callable[[float], Any]]:
+async def pushes(group: str) -> AsyncIterator[Pushed]:
     """Gives `pushed(timeout)`, which returns at a push or after the time, whichever is first."""
     layer = get_channel_layer()
     try:
