@@ -20,7 +20,7 @@ help:
 	@echo 'make clean      remove .venv and caches, never .haltline'
 
 serve: $(VENV)/.serve
-	@exec $(VENV)/bin/python manage.py serve
+	@exec $(VENV)/bin/python manage.py serve --interrupt-ok
 
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m 'not slow'

@@ -32,8 +32,14 @@ class PageQuerySerializer(StrictSerializer):
 
     limit = serializers.IntegerField(required=False, min_value=1, max_value=MOST, default=LIMIT)
     cursor = serializers.CharField(
-        required=False, default="", max_length=400, help_text="`next` of the page before."
+        required=False, max_length=400, help_text="`next` of the page before."
     )
+
+    @property
+    def cursor_given(self) -> str:
+        """Of a query that is valid; empty for the first page."""
+        found: str = self.validated_data.get("cursor", "")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,11 @@ from inference.lifecycle import LIVE, State
 MOST_IDS = 1000
 LONGEST_ID = 200
 LONGEST_REASON = 1000
+SHORTEST_TOMBSTONE = 1.0
 LONGEST_TOMBSTONE = 300.0
+_TOMBSTONE_RANGE = (
+    f"A tombstone lasts from {SHORTEST_TOMBSTONE:g} to {LONGEST_TOMBSTONE:g} seconds."
+)
 OLDEST = 10.0 * 365 * 24 * 3600
 SELECTORS = ("req_ids", "request_ids", "abort_all", "filter")
 LIVE_STATES = [str(state) for state in State if state in LIVE]
@@ -63,8 +67,9 @@ class AbortRequestsSerializer(StrictSerializer):
     tombstone = Seconds(
         required=False,
         allow_null=True,
-        min_value=0,
+        min_value=SHORTEST_TOMBSTONE,
         max_value=LONGEST_TOMBSTONE,
+        error_messages={"min_value": _TOMBSTONE_RANGE, "max_value": _TOMBSTONE_RANGE},
         help_text="Seconds for which an id that is unknown now stays aborted.",
     )
     fence = Flag(

@@ -129,7 +129,7 @@ class AbortListView(APIView):
         found = page(
             aborts_visible(caller=caller_of(request)),
             time_field="created_at",
-            cursor=query.validated_data["cursor"],
+            cursor=query.cursor_given,
             limit=query.validated_data["limit"],
         )
         return Response(found.json(lambda abort: abort_receipt(abort=abort, limit=TARGETS_IN_LIST)))

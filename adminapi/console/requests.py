@@ -17,9 +17,12 @@ from adminapi.console import aborting
 from adminapi.console.base import ReadOnlyAdmin, action, age, display, label
 from adminapi.console.request_page import request_page
 from adminapi.console.tones import CAUSE_TONES, STATE_TONES
-from inference.generation import AbortCause
+from adminapi.requests.causes import CAUSES
 from ledger.ids import internal_id
 from ledger.models import LIVE_STATES, InferenceRequest
+from ledger.representations import request_cause
+from ledger.selectors import condition_of
+from ledger.specs import RequestFilter
 
 
 class LifeFilter(SimpleListFilter):
@@ -46,12 +49,13 @@ class CauseFilter(SimpleListFilter):
     parameter_name = "cause"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002 (Django's signature)
-        return [(cause.value, cause.value.replace("_", " ")) for cause in AbortCause]
+        return [(cause, cause.replace("_", " ")) for cause in CAUSES]
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[InferenceRequest]  # noqa: ARG002
     ) -> QuerySet[InferenceRequest]:  # fmt: skip
-        return queryset.filter(cause=self.value()) if self.value() else queryset
+        cause = self.value()
+        return queryset.filter(condition_of(RequestFilter(cause=cause))) if cause else queryset
 
 
 @admin.register(InferenceRequest)
@@ -134,4 +138,4 @@ class RequestAdmin(ReadOnlyAdmin):
 
     @display("cause", ordering="cause", label=CAUSE_TONES)
     def cause_label(self, row: InferenceRequest) -> tuple[str, str] | str:
-        return label(row.cause or row.error_code, tones=CAUSE_TONES)
+        return label(request_cause(row), tones=CAUSE_TONES)

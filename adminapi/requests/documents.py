@@ -41,7 +41,9 @@ class RequestSerializer(serializers.Serializer[None]):
     choice_count = serializers.IntegerField()
     generation = serializers.IntegerField()
     replica = serializers.CharField(allow_null=True)
-    cause = serializers.CharField(allow_null=True)
+    cause = serializers.CharField(
+        allow_null=True, help_text="Of its abort; of what failed, the code of the error."
+    )
     aborted_by = serializers.CharField(allow_null=True)
     reason = serializers.CharField(allow_null=True)
     abort_id = serializers.CharField(allow_null=True)

@@ -7,8 +7,8 @@ from typing import Any
 from rest_framework import serializers
 
 from adminapi.pages import PageQuerySerializer
+from adminapi.requests.causes import CAUSES
 from adminapi.strict import OneOf, StrictSerializer, Text, TextMap
-from inference.generation import AbortCause
 from inference.lifecycle import State
 from ledger.specs import RequestFilter
 
@@ -19,7 +19,7 @@ class RequestQuerySerializer(PageQuerySerializer):
     state = OneOf(choices=[str(state) for state in State], required=False)
     owner = Text(required=False, max_length=200, help_text="The owner's name.")
     model = Text(required=False, max_length=200)
-    cause = OneOf(choices=[str(cause) for cause in AbortCause], required=False)
+    cause = OneOf(choices=CAUSES, required=False)
     since = serializers.DateTimeField(required=False, help_text="Received at or after.")
     until = serializers.DateTimeField(required=False, help_text="Received before.")
     metadata = TextMap(required=False)

@@ -53,7 +53,7 @@ class RequestListView(APIView):
         found = page(
             requests_visible(caller=caller_of(request), filters=query.filters()),
             time_field="received_at",
-            cursor=query.validated_data["cursor"],
+            cursor=query.cursor_given,
             limit=query.validated_data["limit"],
         )
         return Response(found.json(request_json))

@@ -1,11 +1,13 @@
 """The engine process: `python -m inference.worker`, configured by its environment alone.
 
-Exit codes: 0 after an orderly end, 1 if the model cannot be served or the engine failed, 2 for a
-setting that does not fit.
+With `--check` it only says whether the settings fit, and loads nothing. Exit codes: 0 after an
+orderly end, 1 if the model cannot be served or the engine failed, 2 for a setting that does not
+fit.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import sys
@@ -18,7 +20,10 @@ from inference.worker.process import run
 logger = logging.getLogger("inference.worker")
 
 
-def main() -> int:
+def main(*arguments: str) -> int:
+    parser = argparse.ArgumentParser(prog="python -m inference.worker")
+    parser.add_argument("--check", action="store_true", help="check the settings and end")
+    only_check = parser.parse_args(arguments).check
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -28,7 +33,7 @@ def main() -> int:
     except ConfigError as problem:
         print(f"error: {problem}", file=sys.stderr)  # noqa: T201 - for whoever started it
         return 2
-    return serve(config)
+    return 0 if only_check else serve(config)
 
 
 def serve(config: WorkerConfig) -> int:
@@ -41,4 +46,4 @@ def serve(config: WorkerConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from inference.bus.address import TcpAddress, parse
 from inference.engine.config import EngineConfig
 from inference.weights import DEFAULT_MODEL
 
+DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 DTYPES = ("auto", "float32", "bfloat16", "int8")
 # What streams, and aborts, wait for at most while a long prompt is read.
 STEP_SECONDS = 0.12
@@ -64,12 +66,12 @@ class WorkerConfig:
 def from_environ(variables: Mapping[str, str] = os.environ) -> WorkerConfig:
     """Raises `ConfigError`."""
     env = _Reader(variables)
-    home = Path(env.text("HALTLINE_HOME", ".haltline")).expanduser().resolve()
+    home = _home(env)
     replica = env.text("HALTLINE_REPLICA", "engine-0")
     return WorkerConfig(
         home=home,
         model=env.text("HALTLINE_MODEL", DEFAULT_MODEL),
-        device=env.text("HALTLINE_DEVICE", "auto"),
+        device=_device(env),
         dtype=env.one_of("HALTLINE_DTYPE", DTYPES),
         engine=_engine(env),
         bus_url=env.text("HALTLINE_BUS_URL", f"unix:{home}/run/{replica}.sock"),
@@ -93,10 +95,30 @@ def check_bus(config: WorkerConfig) -> None:
         raise ConfigError("HALTLINE_BUS_SECRET is needed where HALTLINE_BUS_URL leaves this host")
 
 
+def _home(env: _Reader) -> Path:
+    named = env.text("HALTLINE_HOME", ".haltline")
+    try:
+        return Path(named).expanduser().resolve()
+    except (RuntimeError, ValueError, OSError) as problem:
+        raise ConfigError(f"HALTLINE_HOME must be a folder, not {named!r}: {problem}") from problem
+
+
 def _kept_secret(home: Path) -> str:
     """The one that the web processes of the same home use; none if none was made."""
     path = home / "secrets" / "bus"
-    return path.read_text(encoding="ascii").strip() if path.is_file() else ""
+    try:
+        return path.read_text(encoding="ascii").strip() if path.is_file() else ""
+    except OSError as problem:
+        raise ConfigError(
+            f"HALTLINE_HOME must be a folder that this user can read: {problem}"
+        ) from problem
+
+
+def _device(env: _Reader) -> str:
+    name = env.text("HALTLINE_DEVICE", "auto")
+    if not DEVICES.fullmatch(name):
+        raise ConfigError(f"HALTLINE_DEVICE must be auto, cpu, cuda or cuda:N, not {name!r}")
+    return name
 
 
 def _engine(env: _Reader) -> EngineConfig:
@@ -113,7 +135,14 @@ def _engine(env: _Reader) -> EngineConfig:
     except ConfigError:
         raise
     except ValueError as problem:
-        raise ConfigError(f"the engine's sizes do not fit each other: {problem}") from problem
+        raise ConfigError(_by_variable(str(problem))) from problem
+
+
+def _by_variable(text: str) -> str:
+    """With the names under which the sizes were set."""
+    for name in (field.name for field in fields(EngineConfig)):
+        text = re.sub(rf"\b{name}\b", f"HALTLINE_{name.upper()}", text)
+    return text
 
 
 def _broker_url(env: _Reader) -> str | None:

@@ -19,11 +19,12 @@ from django.db.models import Q
 from django.http import HttpRequest
 from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
+from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from accounts.callers import Caller, Scope
 from accounts.models import ApiKey, Membership
-from inference.errors import AuthenticationError
+from inference.errors import AuthenticationError, PermissionDeniedError
 
 PROTOCOL = "haltline.v1"
 KEY_PROTOCOL_PREFIX = "haltline.key."
@@ -52,6 +53,16 @@ class StaffSessionAuthentication(SessionAuthentication):
             return None
         self.enforce_csrf(request)
         return user, caller_of_user(user)
+
+    def enforce_csrf(self, request: Request) -> None:
+        """Raises `PermissionDeniedError` that says what is wrong with the token or the origin."""
+        try:
+            super().enforce_csrf(request)
+        except PermissionDenied as refused:
+            raise PermissionDeniedError(
+                "A call with a session needs the CSRF token of its cookie, as X-CSRFToken. "
+                f"{refused.detail}"
+            ) from refused
 
 
 def caller_of(request: Request) -> Caller:

@@ -82,6 +82,12 @@ class Order:
     def echo(self) -> bool:
         return bool(self.fields.get("echo"))
 
+    def field_of(self, engines_word: str | None) -> str | None:
+        """The API's name of what an engine found wrong. It knows prompts, whatever they came as."""
+        if engines_word != "prompt":
+            return engines_word
+        return {"chat": "messages", "completion": "prompt", "response": "input"}[self.kind]
+
     def new_request(self) -> NewRequest:
         """For the record."""
         return NewRequest(

@@ -1,4 +1,4 @@
-"""Whether this process can serve: database, broker, a Celery worker and an engine all answer.
+"""Whether this process can serve: database, broker, a worker for control and an engine all answer.
 
 Each part is asked with a deadline; the findings are kept for a second, however many ask. A part
 that does not answer is a word for operators, never an exception.
@@ -14,21 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import redis
-from celery import current_app
 from django.conf import settings
 from django.db import connection
 
 from gateway.database import in_database
 from gateway.relay import Relay
+from gateway.workers import queue_has_worker
 
 logger = logging.getLogger(__name__)
 
 FRESH_SECONDS = 1.0
 DEADLINE = 2.0
 WORKER_SECONDS = 1.0
-BROKER_SECONDS = 1.0
+BROKER_SECONDS = 0.5
+# Aborts and events go through it: without a worker there, nothing that is stopped gets a receipt.
+NEEDED_QUEUE = "control"
 
-# One thread: Celery names its reply queue after the thread that asks, and leaves it in the broker.
+# One thread: the reply queue is named after the thread that asks, and stays in the broker.
 _broker_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="readiness")
 
 
@@ -118,8 +120,9 @@ def _ask_broker_and_worker() -> str:
         return f"the broker does not answer: {problem}"
     finally:
         client.close()
-    replies = current_app.control.broadcast("ping", reply=True, limit=1, timeout=WORKER_SECONDS)
-    return "" if replies else "no Celery worker answers"
+    if queue_has_worker(settings.CELERY_BROKER_URL, NEEDED_QUEUE, within=WORKER_SECONDS):
+        return ""
+    return f"no Celery worker of the queue {NEEDED_QUEUE!r} answers"
 
 
 _check: ReadinessCheck | None = None

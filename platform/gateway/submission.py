@@ -81,6 +81,7 @@ async def submission_send(submission: Submission, *, relay: Relay) -> Mailbox:
         return await relay.submit(submission.placement, submission.message, is_late=is_late)
     except HaltlineError as error:
         error.request_id = submission.request_id
+        error.param = submission.order.field_of(error.param)
         await _record_refusal(submission, error)
         raise
 

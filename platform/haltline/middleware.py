@@ -1,7 +1,7 @@
-"""Django's own middleware, for the console's pages only.
+"""By what name this server may be called; Django's own middleware, for the console's pages only.
 
-Each of them would take an API request through a thread twice, for sessions and forms that an API
-call does not have. REST framework checks CSRF itself where a session is used as credentials.
+Each of Django's would take an API request through a thread twice, for sessions and forms that an
+API call does not have. REST framework checks CSRF itself where a session is used as credentials.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth import middleware as auth
 from django.contrib.messages import middleware as messages
 from django.contrib.sessions import middleware as sessions
+from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.middleware import clickjacking, common, csrf, security
 from django.utils.deprecation import MiddlewareMixin
+
+from gateway.api.errors import error_response
+from inference.errors import InvalidRequestError
 
 CONSOLE_PATHS = ("/admin/", "/admin", "/schema/", "/schema")
 
@@ -28,6 +32,31 @@ else:
 
 def is_console(path: str) -> bool:
     return path in CONSOLE_PATHS or path.startswith(("/admin/", "/schema/"))
+
+
+def is_health_check(path: str) -> bool:
+    """Load balancers ask by address."""
+    return path in {"/health", "/ping"} or path.startswith("/health/")
+
+
+class HostMiddleware(MiddlewareMixin):
+    """Refuses a Host that is not allowed on every path: the API's views never look at it."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if is_health_check(request.path_info):
+            return self.get_response(request)
+        try:
+            request.get_host()
+        except DisallowedHost:
+            refusal = error_response(
+                InvalidRequestError("This Host is not one of HALTLINE_ALLOWED_HOSTS.")
+            )
+            return _soon(refusal) if self.async_mode else refusal
+        return self.get_response(request)
+
+
+async def _soon(response: HttpResponseBase) -> HttpResponseBase:
+    return response
 
 
 class ConsoleOnly(Base):

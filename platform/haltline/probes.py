@@ -10,10 +10,11 @@ import json
 import socket
 from urllib.parse import urlsplit
 
+import redis
 from kombu.exceptions import OperationalError
 
+from gateway.workers import worker_answers
 from haltline.broker import broker_answers
-from haltline.celery import app
 from haltline.env import Env
 from haltline.unit import Probe
 
@@ -45,15 +46,15 @@ def _is_listening(bus_url: str) -> bool:
     return True
 
 
-def celery_worker(node: str) -> Probe:
-    """The worker of that node name answers over the broker."""
-    return lambda: _answers_ping(node)
+def celery_worker(broker_url: str, node: str) -> Probe:
+    """The worker of that node name answers over the broker, which is given in Celery's spelling."""
+    return lambda: _answers_ping(broker_url, node)
 
 
-def _answers_ping(node: str) -> bool:
+def _answers_ping(broker_url: str, node: str) -> bool:
     try:
-        return bool(app.control.ping(destination=[node], timeout=_PATIENCE, limit=1))
-    except (OperationalError, OSError):
+        return worker_answers(broker_url, node, within=_PATIENCE)
+    except (OperationalError, redis.RedisError, OSError):
         return False
 
 

@@ -26,7 +26,7 @@ _MODEL_LOADS_WITHIN = 900.0
 
 def stages(env: Env) -> list[list[Service]]:
     """Aborts and events have workers of their own, so that no backlog of work delays them."""
-    workers = [_worker(queue) for queue in QUEUES]
+    workers = [_worker(env, queue) for queue in QUEUES]
     engines = [_engine(env, number) for number in range(env.engines)]
     return [
         *([[_broker(env)]] if env.broker_is_embedded else []),
@@ -60,12 +60,12 @@ def _broker(env: Env) -> Service:
     )
 
 
-def _worker(queue: str) -> Service:
+def _worker(env: Env, queue: str) -> Service:
     return Service(
         name=f"tasks-{queue}",
         command=[sys.executable, str(MANAGE), "tasks", "--queue", queue],
         environment=environment.for_child(),
-        probe=probes.celery_worker(node_name(queue)),
+        probe=probes.celery_worker(env.celery_broker_url, node_name(queue)),
         grace=20.0,
     )
 
@@ -89,6 +89,10 @@ def _web(env: Env) -> Service:
         probe=probes.page(env, "/health/live"),
         grace=env.grace + _DRAIN_MARGIN,
     )
+
+
+def engine_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "inference.worker", *arguments]
 
 
 def engine_environment(env: Env, number: int) -> dict[str, str]:

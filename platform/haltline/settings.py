@@ -38,6 +38,7 @@ INSTALLED_APPS = [
 # Django's own middleware serves the pages of the console. The API's paths skip it: it costs
 # more than the views behind it, and they neither have sessions nor take forms.
 MIDDLEWARE = [
+    "haltline.middleware.HostMiddleware",
     "haltline.middleware.SecurityMiddleware",
     "haltline.middleware.SessionMiddleware",
     "haltline.middleware.CommonMiddleware",
@@ -118,7 +119,9 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["accounts.permissions.CanOperate"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["gateway.api.parsers.StrictJSONParser"],
+    # There is one format: a parameter of that name must not turn a route into a 404.
+    "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "gateway.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
@@ -130,6 +133,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["accounts.permissions.CanRead"],
     "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
         "RequestStateEnum": "adminapi.requests.documents.STATES",

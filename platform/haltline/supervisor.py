@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from haltline.child import Lifeline
-from haltline.unit import Phase, Probe, RestartPolicy, Service, Unit, started
+from haltline.unit import Phase, Probe, RestartPolicy, SafeProbe, Service, Unit, started
 
 _STARTING_PAUSE = 0.05
 _IDLE_PAUSE = 1.0
@@ -50,7 +50,7 @@ class Supervisor:
         self._units = [unit for stage in self._stages for unit in stage]
         self._width = max(len(unit.name) for unit in self._units)
         self._write = write
-        self._settled = settled
+        self._settled = SafeProbe(settled, lambda line: self.say("serve", line))
         self._on_ready = on_ready
         self._is_announced = False
         self._code: int | None = None

@@ -15,6 +15,9 @@ from enum import Enum, auto
 from haltline.child import Child, Lifeline
 
 _KILLED = 128 + signal.SIGKILL
+_NOT_STARTED = 126
+# What a process ends with that was given a wrong setting or argument: another try cannot help.
+_REFUSED = 2
 
 Probe = Callable[[], bool]
 
@@ -22,6 +25,24 @@ Probe = Callable[[], bool]
 def started(*, really: bool = True) -> bool:
     """The probe of a service that is ready as soon as it runs."""
     return really
+
+
+@dataclass(slots=True)
+class SafeProbe:
+    """A probe that fails says "not ready", and why, once: it must not end the one who looks."""
+
+    probe: Probe
+    say: Callable[[str], None]
+    _is_told: bool = False
+
+    def __call__(self) -> bool:
+        try:
+            return self.probe()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the other services go on
+            if not self._is_told:
+                self.say(f"not ready: its probe failed: {type(problem).__name__}: {problem}")
+            self._is_told = True
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +95,7 @@ class Unit:
     child: Child | None = None
     _due: float = 0.0
     _deaths: deque[float] = field(default_factory=deque)
+    _probe: Probe = started
 
     @property
     def name(self) -> str:
@@ -94,9 +116,15 @@ class Unit:
             self._look(now)
 
     def _start(self, now: float) -> None:
-        self.child = Child.start(
-            self.service.command, environment=self.service.environment, lifeline=self.lifeline
-        )
+        try:
+            self.child = Child.start(
+                self.service.command, environment=self.service.environment, lifeline=self.lifeline
+            )
+        except OSError as problem:
+            self.say(self.name, f"cannot be started: {problem}")
+            self._ended(_NOT_STARTED, now)
+            return
+        self._probe = SafeProbe(self.service.probe, lambda line: self.say(self.name, line))
         self.selector.register(self.child.output, selectors.EVENT_READ, self._pass_output_on)
         self.phase = Phase.STARTING
         self._due = now + self.service.ready_within
@@ -109,7 +137,7 @@ class Unit:
             self._look_whether_ready(now)
 
     def _look_whether_ready(self, now: float) -> None:
-        if not self.service.one_shot and self.service.probe():
+        if not self.service.one_shot and self._probe():
             self.phase = Phase.READY
             self.say(self.name, "ready")
         elif now > self._due:
@@ -131,7 +159,7 @@ class Unit:
         self._deaths.append(now)
         while self._deaths[0] < now - self.policy.window:
             self._deaths.popleft()
-        if len(self._deaths) > self.policy.budget:
+        if code == _REFUSED or len(self._deaths) > self.policy.budget:
             self.phase = Phase.FAILED
             return
         pause = self.policy.pause(len(self._deaths))

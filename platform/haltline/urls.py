@@ -10,7 +10,12 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import URLPattern, URLResolver, include, path
 from django.views import defaults
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.renderers import OpenApiJsonRenderer, OpenApiJsonRenderer2
+from drf_spectacular.views import (
+    SpectacularJSONAPIView,
+    SpectacularSwaggerView,
+    SpectacularYAMLAPIView,
+)
 
 from gateway.api import errors
 from haltline.middleware import is_console
@@ -26,7 +31,15 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("adminapi.urls")),
     path("admin/", admin.site.urls),
     path("schema/", SpectacularSwaggerView.as_view(url_name="schema"), name="schema-page"),
-    path("schema/openapi.json", SpectacularAPIView.as_view(), name="schema"),
+    path(
+        "schema/openapi.json",
+        # Plain application/json unless the other name of it is asked for.
+        SpectacularJSONAPIView.as_view(
+            renderer_classes=[OpenApiJsonRenderer2, OpenApiJsonRenderer]
+        ),
+        name="schema",
+    ),
+    path("schema/openapi.yaml", SpectacularYAMLAPIView.as_view(), name="schema-yaml"),
 ]
 
 

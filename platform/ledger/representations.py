@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from inference.errors import QueueDeadlineError
+from inference.lifecycle import State
 from ledger.ids import response_id
 from ledger.models import Abort, AbortTarget, Choice, InferenceRequest, Replica, Transition
 
@@ -163,12 +165,18 @@ def _result_json(targets: Sequence[AbortTarget]) -> Json:
 
 def _end_json(request: InferenceRequest) -> Json:
     return {
-        "cause": request.cause or None,
+        "cause": request_cause(request) or None,
         "aborted_by": request.aborted_by or None,
         "reason": request.reason or None,
         "abort_id": request.abort_id or None,
         "error": _error_json(request.error_code, request.error_message),
     }
+
+
+def request_cause(request: InferenceRequest) -> str:
+    """Why it ended otherwise than as asked: the abort's cause, or the code of what failed."""
+    late = QueueDeadlineError.code if request.state == State.EXPIRED else ""
+    return request.cause or request.error_code or late
 
 
 def _times_json(request: InferenceRequest) -> Json:

@@ -15,7 +15,9 @@ from django.db.models.lookups import Exact
 from django.utils import timezone
 
 from accounts.callers import Caller
-from inference.errors import NotFoundError
+from inference.errors import NotFoundError, QueueDeadlineError
+from inference.generation import AbortCause
+from inference.lifecycle import State
 from ledger.ids import internal_id
 from ledger.models import (
     LIVE_STATES,
@@ -58,16 +60,27 @@ def condition_of(filters: RequestFilter) -> Q:
         "state": filters.state,
         "owner__name": filters.owner,
         "model": filters.model,
-        "cause": filters.cause,
         "received_at__gte": filters.since,
         "received_at__lt": filters.until,
     }
     found = Q(**{name: value for name, value in pairs.items() if value is not None})
+    if filters.cause is not None:
+        found &= _ended_by(filters.cause)
     if filters.older_than is not None:
         found &= Q(received_at__lt=timezone.now() - timedelta(seconds=filters.older_than))
     for key, value in filters.metadata.items():
         found &= Q(Exact(KeyTextTransform(key, "metadata"), Value(value)))
     return found
+
+
+def _ended_by(cause: str) -> Q:
+    """As `representations.request_cause` tells it: an abort's cause, or else an error's code."""
+    if cause in set(AbortCause):
+        return Q(cause=cause)
+    found = Q(error_code=cause)
+    if cause == QueueDeadlineError.code:
+        found |= Q(error_code="", state=State.EXPIRED)
+    return Q(cause="") & found
 
 
 def request_get(*, caller: Caller, any_id: str) -> InferenceRequest:

@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.stack import Stack
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 OVER = {"completed", "failed", "cancelled", "incomplete"}
 
 

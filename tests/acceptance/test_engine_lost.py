@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.stack import Stack, wait_for_end
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 class Asked(threading.Thread):

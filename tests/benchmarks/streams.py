@@ -113,6 +113,8 @@ async def stream(
 
 
 def _take(chunk: dict[str, Any], found: Stream, on_token: Callable[[Stream], None] | None) -> None:
+    if "error" in chunk:
+        raise RuntimeError(chunk["error"])
     if usage := chunk.get("usage"):
         found.output_tokens = usage["completion_tokens"]
         found.prompt_tokens = usage["prompt_tokens"]

@@ -12,8 +12,10 @@ from django.test import AsyncClient, Client
 from gateway import stops
 from gateway.database import in_database
 from inference.generation import AbortCause
+from inference.lifecycle import Trigger
 from inference.wire import AbortInfo
 from ledger.models import Abort, InferenceRequest, Replica
+from ledger.services import request_advance
 from tests.cast import Member
 from tests.unit.adminapi.record import confirm_abort, finish, open_request, run, signed_in
 
@@ -389,7 +391,60 @@ def test_it_refuses_staff_without_the_csrf_token(owner: Member, staff: Any) -> N
     client.force_login(staff)
     response = client.post(ABORT, {"req_ids": [row.pk]}, content_type="application/json")
     assert response.status_code == 403
+    assert "CSRF token" in response.json()["error"]["message"]
+    assert "scope" not in response.json()["error"]["message"]
     assert state(row) == "queued"
+
+
+def test_it_gives_a_cause_to_what_failed_and_finds_it_by_that(owner: Member) -> None:
+    lost, aborted = (open_request(owner.caller) for _ in range(2))
+    post(owner, ABORT, {"req_ids": [aborted.pk]})
+    late = open_request(owner.caller, held=True)
+    request_advance(
+        request_id=late.pk, generation=late.generation, trigger=Trigger.EXPIRE, actor="test"
+    )
+    fields = {"error_code": "engine_lost", "error_message": "gone"}
+    request_advance(
+        request_id=lost.pk,
+        generation=lost.generation,
+        trigger=Trigger.FAIL,
+        actor="test",
+        fields=fields,
+    )
+    wanted = {"engine_lost": lost, "api": aborted, "queue_deadline": late}
+    for cause, row in wanted.items():
+        found = get(owner, f"/v1/requests?cause={cause}").json()["data"]
+        assert [(one["id"], one["cause"]) for one in found] == [(row.pk, cause)]
+    assert get(owner, f"/v1/requests/{lost.pk}").json()["cause"] == "engine_lost"
+    assert get(owner, "/v1/requests?cause=nothing_known").status_code == 400
+
+
+def test_it_leaves_no_failure_without_a_cause(owner: Member) -> None:
+    row = open_request(owner.caller)
+    request_advance(
+        request_id=row.pk, generation=row.generation, trigger=Trigger.FAIL, actor="test"
+    )
+    assert get(owner, f"/v1/requests/{row.pk}").json()["cause"] == "engine_error"
+
+
+@pytest.mark.parametrize("charset", ["nonsense", "utf-16"])
+def test_it_refuses_a_body_in_another_charset(owner: Member, charset: str) -> None:
+    answer = Client().generic(
+        "POST",
+        ABORT,
+        b'{"req_ids": ["a"]}',
+        content_type=f"application/json; charset={charset}",
+        headers=owner.headers,
+    )
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert charset in answer.json()["error"]["message"]
+
+
+def test_it_has_one_format_whatever_the_query_says(owner: Member) -> None:
+    row = open_request(owner.caller)
+    assert get(owner, f"/v1/requests/{row.pk}?format=xml").status_code == 200
+    unknown = get(owner, "/v1/requests?format=xml")
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "format")
 
 
 def test_it_documents_every_call(operator: Member) -> None:

@@ -180,6 +180,7 @@ def test_it_stops_one_that_decodes_whose_client_leaves(
     assert [one["finish_reason"] for one in found["choices"]] == ["abort", "abort"]
 
 
+@pytest.mark.slow
 def test_it_keeps_nothing_of_a_thousand_clients_that_leave_at_once(
     server: TaskServer, rounds: int
 ) -> None:
@@ -218,6 +219,7 @@ def resident_mebibytes(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
+@pytest.mark.slow
 def test_it_cuts_off_a_client_that_never_reads(server: TaskServer) -> None:
     """Case 22: memory stays bounded until the send timeout, then the cause is `slow_consumer`."""
     before = resident_mebibytes(server.running.pid)

@@ -118,6 +118,38 @@ def test_it_gives_logprobs_of_both_shapes(client: openai.OpenAI) -> None:
     assert answer_prompt > 0
 
 
+def test_it_puts_the_token_itself_among_the_likeliest(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="xy", max_tokens=5, logprobs=1, echo=True, temperature=1, seed=3
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None
+    entries = list(zip(found.tokens or [], found.top_logprobs or [], strict=True))[1:]
+    assert len(entries) > 5
+    assert all(token in top and len(top) <= 2 for token, top in entries)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_scores_a_prompt_and_samples_nothing(client: openai.OpenAI, stream: bool) -> None:
+    fields: Any = {"model": MODEL, "prompt": "xyz", "max_tokens": 0, "logprobs": 1, "echo": True}
+    if stream:
+        chunks = list(client.completions.create(**fields, stream=True))
+        choice = chunks[-1].choices[0]
+        assert len(chunks) == 1
+    else:
+        answer = client.completions.create(**fields)
+        choice = answer.choices[0]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 0
+    assert (choice.text, choice.finish_reason) == ("xyz", "length")
+    assert choice.logprobs is not None
+    told = choice.logprobs.token_logprobs
+    assert told is not None
+    assert told[0] is None
+    assert all(isinstance(one, float) for one in told[1:])
+    assert "".join(choice.logprobs.tokens or []) == "xyz"
+
+
 def test_it_lists_its_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "haltline"
@@ -134,7 +166,12 @@ def test_it_names_the_field_that_is_wrong(client: openai.OpenAI) -> None:
 def test_it_refuses_before_the_first_byte_of_a_stream(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="a" * 30_000, stream=True)
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as chat:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "a" * 30_000}]
+        )
+    assert (chat.value.code, chat.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.NotFoundError) as absent:
         client.completions.create(model="another", prompt="a", stream=True)
     assert absent.value.code == "model_not_found"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ def no_engine() -> Iterator[None]:
     restore()
 
 
-async def get(path: str) -> tuple[int, dict[bytes, bytes], bytes]:
+async def get(path: str, *, host: str = "localhost") -> tuple[int, dict[bytes, bytes], bytes]:
     from haltline.asgi import application
 
     scope = {
@@ -34,7 +35,7 @@ async def get(path: str) -> tuple[int, dict[bytes, bytes], bytes]:
         "method": "GET",
         "path": path,
         "query_string": b"",
-        "headers": [(b"host", b"localhost")],
+        "headers": [(b"host", host.encode())],
     }
     http = ApplicationCommunicator(application, scope)
     await http.send_input({"type": "http.request", "body": b"", "more_body": False})
@@ -63,6 +64,23 @@ async def test_it_keeps_the_console_s_middleware_off_the_api() -> None:
     status, api, _ = await get("/health/live")
     assert status == 200
     assert b"X-Frame-Options" not in api
+
+
+async def test_it_answers_only_to_its_own_names() -> None:
+    for path in ("/v1/models", "/v1/requests", "/admin/login/", "/nowhere"):
+        status, headers, body = await get(path, host="evil.example")
+        error = json.loads(body)["error"]
+        assert (status, error["type"]) == (400, "invalid_request_error"), path
+        assert "HALTLINE_ALLOWED_HOSTS" in error["message"]
+        assert headers[b"Content-Type"] == b"application/json"
+    status, _, _ = await get("/health/live", host="10.0.0.7")
+    assert status == 200
+    status, _, _ = await get("/nowhere")
+    assert status == 404
+
+
+def test_it_answers_only_to_its_own_names_in_sync_mode_too() -> None:
+    assert Client().get("/v1/models", headers={"host": "evil.example"}).status_code == 400
 
 
 @pytest.mark.django_db

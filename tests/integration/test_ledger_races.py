@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from inference.errors import ConflictError
-from ledger.models import Abort, Change, InferenceRequest, Transition
-from ledger.services import abort_open, abort_review, events_record
+from inference.errors import ConflictError, FencedError
+from ledger.models import LIVE_STATES, Abort, Change, InferenceRequest, Transition
+from ledger.services import abort_open, abort_review, events_record, fence_lift
 from tests.cast import Member
 from tests.unit.ledger.desk import submitted
 from tests.unit.ledger.engine import Run
@@ -84,6 +84,45 @@ def test_it_makes_one_abort_of_many_calls_with_one_idempotency_key(owner: Member
 
     assert len(set(race(call, call, call, call))) == 1
     assert Abort.objects.count() == 1
+
+
+def test_it_lets_nothing_slip_between_a_fence_and_its_cut(
+    owner: Member, operator: Member, rounds: int
+) -> None:
+    """What was admitted is a target; what was refused left no row."""
+
+    def submit_until_refused() -> int:
+        for count in range(200):
+            try:
+                submitted(owner)
+            except FencedError:
+                return count
+        raise AssertionError("nobody was refused")
+
+    def stop_all() -> Abort:
+        return abort_open(caller=operator.caller, everything=True, fence=True)
+
+    for _ in range(3 * rounds):
+        *counts, abort = race(submit_until_refused, submit_until_refused, stop_all)
+        targets = set(abort.targets.values_list("request_id", flat=True))
+        assert len(targets) == sum(counts)
+        live = InferenceRequest.objects.filter(state__in=LIVE_STATES)
+        assert set(live.values_list("pk", flat=True)) == targets
+        events_record(events=[Run.of(row).abort(abort_id=abort.pk) for row in live])
+        fence_lift(caller=operator.caller)
+
+
+def test_it_runs_nothing_that_meets_its_tombstone(owner: Member, rounds: int) -> None:
+    """One of the two sees the other, whichever commits first."""
+    for number in range(10 * rounds):
+        name = f"late-{number}"
+        abort, row = race(
+            lambda name=name: abort_open(caller=owner.caller, ids=[name], tombstone=30),
+            lambda name=name: submitted(owner, client_id=name),
+        )
+        abort_review(abort_id=abort.pk)
+        row.refresh_from_db()
+        assert (row.state in {"aborting", "aborted"}, row.abort_id) == (True, abort.pk)
 
 
 def test_it_makes_changes_visible_in_the_order_of_their_cursors(owner: Member) -> None:

@@ -189,9 +189,9 @@ class _TextEntry:
 
 
 def _text_entry(entry: TokenLogprobs) -> _TextEntry:
-    top = {one.token: one.logprob for one in entry.top} or {
-        entry.sampled.token: entry.sampled.logprob
-    }
+    """The token itself is among the likeliest, or comes after them: at most one more than asked."""
+    top = {one.token: one.logprob for one in entry.top}
+    top[entry.sampled.token] = entry.sampled.logprob
     return _TextEntry(entry.sampled.token, entry.sampled.logprob, top)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from typing import IO, Any
 
 import msgspec
 from django.conf import settings
+from django.utils.http import parse_header_parameters
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import JSONParser
 
@@ -21,9 +23,10 @@ class StrictJSONParser(JSONParser):
     def parse(
         self,
         stream: IO[Any],
-        media_type: str | None = None,  # noqa: ARG002 - REST framework's signature
-        parser_context: Mapping[str, Any] | None = None,  # noqa: ARG002
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,  # noqa: ARG002 - REST framework's
     ) -> Any:
+        _check_charset(media_type or "")
         most: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         body = stream.read(most + 1)
         if len(body) > most:
@@ -38,6 +41,18 @@ class StrictJSONParser(JSONParser):
         if has_nul:
             raise ParseError("The body must not contain the character U+0000.")
         return data
+
+
+def _check_charset(media_type: str) -> None:
+    """JSON is UTF-8. What says that it is something else would be read wrongly."""
+    _, parameters = parse_header_parameters(media_type)
+    charset = parameters.get("charset", "utf-8")
+    try:
+        name = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        name = ""
+    if name not in {"utf-8", "ascii"}:
+        raise ParseError(f"The charset {charset[:40]!r} is not supported: JSON is sent as UTF-8.")
 
 
 def _holds_nul(data: Any) -> bool:

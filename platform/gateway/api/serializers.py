@@ -142,6 +142,9 @@ class ChatCompletionSerializer(GenerationSerializer):
 
 class CompletionSerializer(GenerationSerializer):
     prompt = PromptField()
+    max_tokens = Integer(
+        min_value=0, max_value=LARGEST_TOKEN_ID, help_text="0 with echo only: scores the prompt."
+    )
     logprobs = Integer(min_value=0, max_value=MOST_LOGPROBS)
     echo = Flag()
 
@@ -154,6 +157,8 @@ class CompletionSerializer(GenerationSerializer):
             raise serializers.ValidationError(
                 {"n": [f"At most {MOST_CHOICES * 8} choices in all: prompts times n."]}
             )
+        if given.get("max_tokens") == 0 and not given.get("echo"):
+            raise serializers.ValidationError({"max_tokens": ["It must be 1 or more, or echo."]})
         return given
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from django.db.models import Exists, OuterRef, Subquery
 
-from inference.errors import EngineLostError
+from inference.errors import EngineError, EngineLostError, default_message
 from inference.events import ChoiceEnd
 from inference.generation import FinishReason
 from inference.lifecycle import State
@@ -85,14 +85,14 @@ def choices_update(closed: Sequence[Choice]) -> None:
 def ending_fields(row: InferenceRequest, choices: Sequence[Choice], state: State) -> dict[str, Any]:
     """Who and why, as the record keeps it: of the first aborted choice, or of the first failed."""
     if state is not State.ABORTED:
-        failed = next((one for one in choices if one.error_code), None)
+        code, message = _error_of(row, choices, state)
         return {
             "cause": "",
             "reason": "",
             "aborted_by": "",
             "abort_id": "",
-            "error_code": row.error_code or (failed.error_code if failed else ""),
-            "error_message": row.error_message or (failed.error_message if failed else ""),
+            "error_code": code,
+            "error_message": message,
         }
     blamed = next((one for one in choices if one.cause), None)
     if blamed is None or blamed.abort_id == row.abort_id != "":
@@ -103,6 +103,16 @@ def ending_fields(row: InferenceRequest, choices: Sequence[Choice], state: State
         "abort_id": blamed.abort_id,
         "aborted_by": _who_asked(blamed.abort_id),
     }
+
+
+def _error_of(row: InferenceRequest, choices: Sequence[Choice], state: State) -> tuple[str, str]:
+    """Code and message: the request's, else its first failed choice's. No failure is without."""
+    failed = next((one for one in choices if one.error_code), None)
+    code = row.error_code or (failed.error_code if failed else "")
+    message = row.error_message or (failed.error_message if failed else "")
+    if not code and state is State.FAILED:
+        return EngineError.code, message or default_message(EngineError)
+    return code, message
 
 
 def _who_asked(abort_id: str) -> str:

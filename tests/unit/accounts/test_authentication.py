@@ -8,7 +8,6 @@ from django.conf import settings
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
-from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
@@ -23,7 +22,7 @@ from accounts.callers import Caller, Scope
 from accounts.models import ApiKey
 from accounts.permissions import CanAbort, CanInfer, CanOperate, CanRead, CanSeeReplicas
 from accounts.services import key_create, key_revoke, owner_ensure, staff_create
-from inference.errors import AuthenticationError, InvalidRequestError
+from inference.errors import AuthenticationError, InvalidRequestError, PermissionDeniedError
 from tests.cast import STAFF_PASSWORD, Member
 
 factory = APIRequestFactory(enforce_csrf_checks=True)
@@ -83,7 +82,7 @@ def test_it_gives_a_staff_session_its_permissions_and_asks_for_the_token(
         assert isinstance(caller, Caller)
         assert caller.actor == "user:boss"
         assert caller.may_abort_all
-        with pytest.raises(PermissionDenied):
+        with pytest.raises(PermissionDeniedError, match="CSRF token"):
             _ = request("post").auth
     finally:
         factory.cookies.clear()

@@ -86,6 +86,7 @@ def order(body: Any) -> Any:
         ({"req_ids": ["a"], "dry_run": 0}, "dry_run"),
         ({"req_ids": ["a"], "tombstone": 301}, "tombstone"),
         ({"req_ids": ["a"], "tombstone": -1}, "tombstone"),
+        ({"req_ids": ["a"], "tombstone": 0}, "tombstone"),
         ({"req_ids": ["a"], "tombstone": "30"}, "tombstone"),
         ({"abort_all": True, "tombstone": 30}, "tombstone"),
         ({"req_ids": ["a"], "fence": True}, "fence"),
@@ -164,3 +165,9 @@ def test_it_refuses_an_idempotency_key_that_is_none(header: str) -> None:
 def test_it_takes_an_idempotency_key() -> None:
     assert idempotency_key("step-7") == "step-7"
     assert idempotency_key(None) is None
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 301])
+def test_it_says_how_long_a_tombstone_may_last(seconds: float) -> None:
+    said = refusal({"req_ids": ["a"], "tombstone": seconds}).message
+    assert said == "A tombstone lasts from 1 to 300 seconds."

@@ -109,6 +109,29 @@ def test_it_refuses_a_prompt_that_is_none(prompt: Any) -> None:
     assert (error.param or "").split(".")[0] == "prompt"
 
 
+def test_it_samples_nothing_only_where_the_prompt_is_echoed() -> None:
+    order = text(max_tokens=0, echo=True, logprobs=1)
+    assert (order.params.max_tokens, order.params.prompt_logprobs) == (0, 1)
+    for fields in ({}, {"echo": False}, {"echo": None}):
+        error = refusal(CompletionSerializer, {**TEXT, "max_tokens": 0, **fields})
+        assert error.param == "max_tokens"
+
+
+def test_it_names_the_field_that_the_prompt_came_in() -> None:
+    assert [one.field_of("prompt") for one in (chat(), text())] == ["messages", "prompt"]
+    assert [chat().field_of(word) for word in ("logit_bias", None)] == ["logit_bias", None]
+
+
+@pytest.mark.parametrize("charset", ["nonsense", "utf-16", "hex", ""])
+def test_it_reads_json_as_utf_8_only(charset: str) -> None:
+    with pytest.raises(ParseError):
+        StrictJSONParser().parse(io.BytesIO(b"{}"), f"application/json; charset={charset}")
+    for fine in ("utf-8", "UTF8", '"utf-8"', "us-ascii"):
+        assert (
+            StrictJSONParser().parse(io.BytesIO(b"{}"), f"application/json; charset={fine}") == {}
+        )
+
+
 def test_it_takes_null_for_not_given() -> None:
     order = chat(temperature=None, stop=None, stream=None, tools=None, metadata=None, n=None)
     assert order.new_request().params == {}

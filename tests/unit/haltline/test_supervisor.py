@@ -36,6 +36,7 @@ class Run:
         self.lines: list[str] = []
         self.guarded = guarded
         self.on_ready: Callable[[], None] = self.interrupt
+        self.settled: Callable[[], bool] = started
 
     def interrupt(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -45,6 +46,7 @@ class Run:
             stages,
             write=self.lines.append,
             on_ready=lambda: self.on_ready(),
+            settled=self.settled,
             policy=QUICK,
             lifeline=Lifeline(guarded=self.guarded),
         )
@@ -176,6 +178,50 @@ def test_it_stops_all_with_the_code_of_a_child_that_keeps_dying(run: Run) -> Non
 def test_it_takes_a_clean_exit_for_a_death_too(run: Run) -> None:
     run.on_ready = lambda: None
     assert run([service("quits", "pass")]) == 1
+
+
+def test_it_does_not_try_again_what_refused_its_settings(run: Run) -> None:
+    run.on_ready = lambda: None
+    assert run([service("steady", STAYS)], [service("bad", "raise SystemExit(2)")]) == 2
+    assert not any("starting it again" in line for line in run.said("bad"))
+    assert run.said("steady")[-1] == "stopping"
+
+
+def test_it_takes_a_probe_that_fails_for_not_ready(run: Run) -> None:
+    looks: list[None] = []
+
+    def fails_twice() -> bool:
+        looks.append(None)
+        if len(looks) < 3:
+            raise ConnectionResetError("stale")
+        return True
+
+    assert run([service("tasks", STAYS, probe=fails_twice)]) == 130
+    told = "not ready: its probe failed: ConnectionResetError: stale"
+    assert run.said("tasks").count(told) == 1
+    assert "ready" in run.said("tasks")
+
+
+def test_it_goes_on_when_the_last_look_fails(run: Run) -> None:
+    looks: list[None] = []
+
+    def settled() -> bool:
+        looks.append(None)
+        if len(looks) < 3:
+            raise RuntimeError("not yet")
+        return True
+
+    run.settled = settled
+    assert run([service("web", STAYS)]) == 130
+    assert run.said("serve") == ["not ready: its probe failed: RuntimeError: not yet"]
+
+
+def test_it_gives_up_on_what_cannot_be_started(run: Run) -> None:
+    run.on_ready = lambda: None
+    missing = Service(name="gone", command=["/no/such/program"], environment=dict(os.environ))
+    code = run([service("steady", STAYS)], [missing])
+    assert code == (1 if run.guarded else 126), "the guard starts, and dies of it"
+    assert run.said("steady")[-1] == "stopping"
 
 
 def test_it_replaces_a_child_that_is_never_ready(run: Run) -> None:

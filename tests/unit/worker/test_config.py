@@ -54,6 +54,11 @@ def test_it_takes_the_secret_that_the_web_processes_made(tmp_path: Path) -> None
         ("HALTLINE_MAX_QUEUED", "-1"),
         ("HALTLINE_KV_TOKENS", "1.5"),
         ("HALTLINE_DTYPE", "float8"),
+        ("HALTLINE_DEVICE", "tpu"),
+        ("HALTLINE_DEVICE", "cuda:"),
+        ("HALTLINE_MAX_MODEL_LEN", "0"),
+        ("HALTLINE_KV_TOKENS", "3"),
+        ("HALTLINE_HOME", "~nobody-of-that-name/x"),
         ("HALTLINE_STEP_DELAY", "nan"),
         ("HALTLINE_GRACE", "-1"),
         ("HALTLINE_BROKER_URL", "amqp://x"),
@@ -66,7 +71,7 @@ def test_it_names_the_variable_that_does_not_fit(name: str, value: str) -> None:
 
 
 def test_it_refuses_sizes_that_do_not_fit_each_other() -> None:
-    with pytest.raises(ConfigError, match="step_tokens"):
+    with pytest.raises(ConfigError, match=r"HALTLINE_STEP_TOKENS \(8\)"):
         from_environ({"HALTLINE_MAX_RUNNING": "64", "HALTLINE_STEP_TOKENS": "8"})
 
 
@@ -82,6 +87,16 @@ def test_it_ends_with_2_for_a_bad_setting(
     monkeypatch.setenv("HALTLINE_KV_TOKENS", "lots")
     assert entry.main() == 2
     assert "HALTLINE_KV_TOKENS" in capsys.readouterr().err
+
+
+def test_it_checks_the_settings_and_loads_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HALTLINE_HOME", str(tmp_path))
+    assert entry.main("--check") == 0, "the model is not here, and not asked for"
+    monkeypatch.setenv("HALTLINE_STEP_TOKENS", "none")
+    assert entry.main("--check") == 2
+    assert capsys.readouterr().err.startswith("error: HALTLINE_STEP_TOKENS must be")
 
 
 def test_it_ends_with_1_where_the_model_is_not_here(

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from haltline.services_table import engine_environment
+from haltline.services_table import engine_command, engine_environment
 
 
 class Command(BaseCommand):
@@ -26,6 +26,5 @@ class Command(BaseCommand):
                 f"there is no bus address for engine {number}: HALTLINE_BUS_URL and "
                 f"HALTLINE_ENGINES give {len(env.bus_urls)}"
             )
-        env.home.prepare()
-        command = [sys.executable, "-m", "inference.worker"]
-        os.execve(sys.executable, command, engine_environment(env, number))  # noqa: S606
+        env.prepare_home()
+        os.execve(sys.executable, engine_command(), engine_environment(env, number))  # noqa: S606

@@ -19,7 +19,7 @@ class Command(BaseCommand):
         parser.add_argument("model", nargs="?", default=settings.HALTLINE_MODEL)
 
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002 (Django's signature)
-        settings.ENV.home.prepare()
+        settings.ENV.prepare_home()
         try:
             path = pull(options["model"], settings.ENV.home.models, progress=sys.stderr.isatty())
         except WeightsError as problem:

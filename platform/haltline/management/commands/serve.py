@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from haltline import probes
 from haltline.env import Env
 from haltline.exclusive import TakenError, home_lock, port_check
-from haltline.services_table import stages
+from haltline.services_table import engine_command, engine_environment, stages
 from haltline.supervisor import Supervisor
+
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Command(BaseCommand):
     help = "Start broker, web, tasks and engine on this machine; Ctrl-C ends them in order."
     requires_system_checks: list[str] = []
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--interrupt-ok",
+            action="store_true",
+            help=f"end with code 0 instead of {INTERRUPTED} after Ctrl-C: for `make`",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002 (Django's signature)
-        env: Env = settings.ENV
-        env.home.prepare()
         try:
-            with home_lock(env.home):
-                port_check(env.bind, env.port)
-                code = self._serve(env)
+            code = self._alone(settings.ENV)
         except TakenError as problem:
             raise CommandError(str(problem)) from None
-        sys.exit(code)
+        except KeyboardInterrupt:  # before anything ran
+            code = INTERRUPTED
+        sys.exit(0 if code == INTERRUPTED and options["interrupt_ok"] else code)
+
+    def _alone(self, env: Env) -> int:
+        env.prepare_home()
+        with home_lock(env.home):
+            port_check(env.bind, env.port)
+            return engine_settings_check(env) or self._serve(env)
 
     def _serve(self, env: Env) -> int:
         call_command("pull", stdout=self.stdout)
@@ -47,6 +62,15 @@ class Command(BaseCommand):
     def _write(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()
+
+
+def engine_settings_check(env: Env) -> int:
+    """0 if an engine can start with its settings; else the code, and it has said what is wrong.
+
+    They are the engine's own, and this side of the house may not import it.
+    """
+    check = engine_command("--check")
+    return subprocess.run(check, env=engine_environment(env, 0), check=False).returncode  # noqa: S603
 
 
 def welcome(env: Env) -> list[str]:
