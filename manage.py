@@ -14,7 +14,13 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "haltline.settings")
     from django.core.management import execute_from_command_line
 
-    execute_from_command_line(sys.argv)
+    from haltline.env import SettingError
+
+    try:
+        execute_from_command_line(sys.argv)
+    except SettingError as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":
