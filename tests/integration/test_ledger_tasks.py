@@ -11,7 +11,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from inference.events import Progress, ReplicaBeat, to_json
-from inference.wire import AbortInfo, Release, RequestKey, Status
+from inference.wire import AbortInfo, Release, ReleaseOutcome, RequestKey, Status
 from ledger import tasks
 from ledger.models import Abort, Replica
 from ledger.services import abort_open
@@ -130,6 +130,38 @@ def test_it_tells_the_holder_and_looks_again_until_all_is_settled(
     tasks.events_record(to_json([Run.of(row).abort(abort_id=abort.pk)]))
     tasks.abort_carry_out(abort.pk, attempt=2)
     assert (len(told), len(scheduled)) == (2, 2)
+
+
+@pytest.mark.parametrize("outcome", [ReleaseOutcome.UNKNOWN, ReleaseOutcome.ENDED])
+def test_it_asks_again_where_no_event_comes_and_then_says_unconfirmed(
+    owner: Member,
+    scheduled: Scheduled,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: ReleaseOutcome,
+) -> None:
+    """What an engine answers settles nothing; its event does, even after the receipt has closed."""
+    row = submitted(owner)
+    tasks.replica_beat(beat(later=-1))
+    told: list[list[RequestKey]] = []
+
+    def bus(url: str, *, keys: list[RequestKey], **_: Any) -> list[Release]:
+        told.append(keys)
+        return [Release(key, outcome) for key in keys]
+
+    monkeypatch.setattr(tasks, "bus_abort", bus)
+    abort = abort_open(caller=owner.caller, ids=[row.pk])
+    for attempt in range(3):
+        tasks.abort_carry_out(abort.pk, attempt=attempt)
+    assert (len(told), abort.targets.get().outcome) == (3, "pending")
+    Abort.objects.update(deadline_at=timezone.now())
+    tasks.abort_carry_out(abort.pk, attempt=3)
+    assert abort.targets.get().outcome == "unconfirmed"
+    assert (len(told), Abort.objects.get().state) == (3, "done")
+    tasks.events_record(to_json([Run.of(row).abort(abort_id=abort.pk)]))
+    target = abort.targets.get()
+    assert (target.outcome, target.confirmed_at is not None) == ("unconfirmed", True)
+    row.refresh_from_db()
+    assert row.state == "aborted"
 
 
 def test_it_starts_again_what_was_left_behind(owner: Member, scheduled: Scheduled) -> None:

@@ -213,11 +213,17 @@ def abort_review(*, abort_id: str, next_look: datetime | None = None) -> Abort |
     while targets := targets_pending(abort_id, limit=AT_ONCE, after=after, idle=True):
         with book_open() as book:
             _intend(book, abort, targets)
+            _look_later(abort, book.now + PATIENCE)
         after = targets[-1].position
     with book_open() as book:
         _look_note(book, abort, next_look=next_look)
     abort.refresh_from_db()
     return abort
+
+
+def _look_later(abort: Abort, moment: datetime) -> None:
+    """While this task is at a large set, the sweeper need not start another."""
+    Abort.objects.filter(pk=abort.pk).exclude(state=Abort.Status.DONE).update(next_look=moment)
 
 
 def _look_note(book: Book, abort: Abort, *, next_look: datetime | None) -> None:

@@ -7,11 +7,12 @@ delivered whenever, and again. `truths` has what must hold after every step.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -42,6 +43,8 @@ from tests.unit.ledger.engine import Run
 
 PICK = st.integers(min_value=0, max_value=1_000_000)
 NAMES = st.sampled_from(["", "", "a", "b"])
+SELDOM = st.sampled_from([False, False, False, True])
+TOKENS = st.sampled_from([0, 1, 5])
 
 
 @dataclass
@@ -70,7 +73,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.outbox: list[RequestEvent] = []
         self.past: list[RequestEvent] = []
         self.held: list[str] = []
-        self.again: list[str] = []
         self.aborts: list[Abort] = []
         self.outcomes: dict[int, tuple[str, bool]] = {}
         self.lost: set[str] = set()
@@ -87,6 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
         Replica.objects.create(
             id="r0", epoch="e1", model="tiny", bus_url="unix:/x", last_beat_at=timezone.now()
         )
+        self._submit(2, "", holds=False, sends=True)
 
     # -- web and clients
 
@@ -94,8 +97,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def place(self) -> Placement:
         return Placement(replica="r0", epoch=f"e{self.epoch}", web="w")
 
-    @rule(choices=st.integers(1, 3), holds=st.booleans(), sends=st.booleans(), name=NAMES)
-    def submit(self, choices: int, holds: bool, sends: bool, name: str) -> None:
+    @rule(choices=st.integers(1, 3), name=NAMES)
+    def submit(self, choices: int, name: str) -> None:
+        self._submit(choices, name, holds=False, sends=True)
+
+    @rule(choices=st.integers(1, 2), name=NAMES, holds=st.booleans())
+    def hold_or_forget(self, choices: int, name: str, holds: bool) -> None:
+        """A row that waits for a place, or whose web process dies before it submits."""
+        self._submit(choices, name, holds=holds, sends=False)
+
+    def _submit(self, choices: int, name: str, *, holds: bool, sends: bool) -> None:
         live = InferenceRequest.objects.filter(client_id=name, owner=self.owner.owner)
         is_taken = name != "" and any(row.is_live for row in live)
         place = None if holds else self.place
@@ -117,11 +128,6 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def place_what_is_held(self, pick: int) -> None:
         self._place(self.held.pop(pick % len(self.held)))
-
-    @precondition(lambda self: self.again)
-    @rule(pick=PICK)
-    def place_what_is_requeued(self, pick: int) -> None:
-        self._place(self.again.pop(pick % len(self.again)))
 
     def _place(self, request_id: str) -> None:
         row = InferenceRequest.objects.get(pk=request_id)
@@ -149,7 +155,10 @@ class LedgerMachine(RuleBasedStateMachine):
             )
         assert Abort.objects.filter(idempotency_key=key).count() == 1
         self.aborts.append(abort)
+        refused = abort_open(caller=self.stranger.caller, ids=ids)
+        assert {one.outcome for one in refused.targets.all()} == {"not_found"}
 
+    @precondition(lambda self: len(self.aborts) < 4)
     @rule(name=st.sampled_from(["a", "b"]), seconds=st.sampled_from([None, 30.0]))
     def abort_by_name(self, name: str, seconds: float | None) -> None:
         means_nothing = not InferenceRequest.objects.filter(client_id=name).exists()
@@ -163,14 +172,8 @@ class LedgerMachine(RuleBasedStateMachine):
         Tombstone.objects.update(expires_at=timezone.now())
         self.stones = set()
 
-    @precondition(lambda self: self.jobs)
-    @rule(pick=PICK)
-    def abort_as_a_stranger(self, pick: int) -> None:
-        request_id = list(self.jobs)[pick % len(self.jobs)]
-        abort = abort_open(caller=self.stranger.caller, ids=[request_id])
-        assert abort.targets.get().outcome == "not_found"
-
-    @rule(fences=st.booleans())
+    @precondition(lambda self: self.jobs or self.held)
+    @rule(fences=SELDOM)
     def abort_all(self, fences: bool) -> None:
         caller = self.operator.caller if fences else self.owner.caller
         self.aborts.append(abort_open(caller=caller, everything=True, fence=fences))
@@ -198,22 +201,20 @@ class LedgerMachine(RuleBasedStateMachine):
         job.is_running, job.has_run = not job.is_running, True
 
     @precondition(lambda self: self._running())
-    @rule(pick=PICK, tokens=st.integers(0, 5))
-    def end_a_choice(self, pick: int, tokens: int) -> None:
+    @rule(pick=PICK, tokens=TOKENS, fails=SELDOM)
+    def end_a_choice(self, pick: int, tokens: int, fails: bool) -> None:
         job = self._pick(pick)
-        self._end(job, job.open[pick % len(job.open)], FinishReason.STOP, tokens=tokens)
+        reason = FinishReason.ERROR if fails else FinishReason.STOP
+        self._end(job, job.open[pick % len(job.open)], reason, tokens=tokens)
 
     @precondition(lambda self: self._running())
-    @rule(pick=PICK)
-    def fail(self, pick: int) -> None:
-        job = self._pick(pick)
-        while job.open:
-            self._end(job, job.open[-1], FinishReason.ERROR, tokens=1)
-
-    @precondition(lambda self: self._running())
-    @rule(pick=PICK)
-    def lose_a_client(self, pick: int) -> None:
+    @rule(pick=PICK, tells=st.booleans())
+    def lose_a_client(self, pick: int, tells: bool) -> None:
+        """`tells`: the end of its first choice is told at once, and the rest later."""
+        before = len(self.outbox)
         self._abort(self._pick(pick), AbortInfo(cause=AbortCause.CLIENT_DISCONNECTED))
+        if tells:
+            self._deliver([self.outbox.pop(before)])
 
     @precondition(lambda self: self.aborts)
     @rule(pick=PICK)
@@ -226,23 +227,30 @@ class LedgerMachine(RuleBasedStateMachine):
                 if job.run.generation == key.generation and self.is_here(job):
                     self._abort(job, info)
 
-    @rule(requeues=st.booleans(), began=st.booleans())
-    def lose_the_engine(self, requeues: bool, began: bool) -> None:
-        """A web process that lost it settles its own; what it does not speak for is lost."""
+    @precondition(lambda self: self.jobs)
+    @rule(requeues=st.booleans(), began=SELDOM, waits=SELDOM)
+    def lose_the_engine(self, requeues: bool, began: bool, waits: bool) -> None:
+        """A web process that lost it settles its own; what it does not speak for is lost.
+
+        `waits`: what may run again finds no engine for the moment.
+        """
         epoch = f"e{self.epoch}"
         self.epoch += 1
         Replica.objects.update(epoch=f"e{self.epoch}")
         there = {pk: job for pk, job in self.jobs.items() if job.run.epoch == epoch}
+        again: list[str] = []
         if requeues:
             received = [
                 Received(request_id=pk, generation=job.run.generation, begun=began and job.has_run)
                 for pk, job in there.items()
             ]
             again = requests_requeue(replica="r0", epoch=epoch, received=received)
-            self.again += again
             there = {pk: job for pk, job in there.items() if pk not in again}
         requests_lose(replica="r0", epoch=epoch, received=None)
         self.lost |= there.keys()
+        for request_id in again if not waits else ():
+            self._place(request_id)
+        self.held += again if waits else []
 
     # -- the broker and the clock
 
@@ -273,6 +281,7 @@ class LedgerMachine(RuleBasedStateMachine):
             Abort.objects.filter(pk=abort.pk).update(deadline_at=past)
         abort_review(abort_id=abort.pk)
 
+    @precondition(lambda self: self.jobs)
     @rule()
     def ask_about_silence(self) -> None:
         """Twice, with enough time between; the broker has delivered all by the second time."""
@@ -348,19 +357,19 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_true(self) -> None:
-        truths.transitions_are_dense_and_end_once()
-        truths.counts_and_causes_are_true(self.jobs, self.lost)
-        truths.nothing_ends_before_its_engine_says_so(
-            {pk for pk, job in self.jobs.items() if self.is_here(job) and not job.is_refused},
-            self.jobs,
-        )
-        truths.receipts_are_truthful_and_final(self.outcomes)
-        truths.changes_cover_every_transition_once()
+        record = truths.Record.now()
+        running = {pk for pk, job in self.jobs.items() if self.is_here(job) and not job.is_refused}
+        truths.transitions_are_dense_and_end_once(record)
+        truths.counts_and_causes_are_true(record, self.jobs, self.lost)
+        truths.every_step_of_an_engine_happened_there(record, self.jobs)
+        truths.nothing_ends_before_its_engine_says_so(record, self.jobs, running)
+        truths.receipts_are_truthful_and_final(record, self.outcomes)
+        truths.changes_cover_every_transition_once(record)
 
     def teardown(self) -> None:
         """In the end all is told, nothing is live, and every receipt is closed."""
         try:
-            if not connection.needs_rollback:
+            if sys.exc_info()[0] is None:  # a step that failed has said enough
                 self._come_to_rest()
         finally:
             transaction.set_rollback(True)

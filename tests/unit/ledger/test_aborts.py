@@ -13,8 +13,9 @@ from inference.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from inference.generation import AbortCause, FinishReason
 from inference.lifecycle import Trigger
-from inference.wire import RequestKey
+from inference.wire import AbortInfo, RequestKey
 from ledger.models import Abort, AbortTarget, InferenceRequest, Replica
 from ledger.selectors import abort_get, abort_receipt
 from ledger.services import (
@@ -213,6 +214,21 @@ def test_it_says_engine_lost_where_the_engine_is_gone(submit: Submit, owner: Mem
     assert (target["outcome"], target["output_token_count"]) == ("engine_lost", 2)
     later = abort_open(caller=owner.caller, ids=[row.pk])
     assert outcomes(later) == ["already_finished"]
+
+
+def test_it_is_aborted_if_one_choice_was_before_the_engine_went(
+    submit: Submit, owner: Member
+) -> None:
+    row = submit(owner, choice_count=2, n=2)
+    abort = abort_open(caller=owner.caller, ids=[row.pk])
+    info = AbortInfo(id=abort.pk, cause=AbortCause.API)
+    events_record(events=[Run.of(row).end_choice(0, reason=FinishReason.ABORT, abort=info)])
+    assert requests_lose(replica="r0", epoch="e1") == 1
+    row.refresh_from_db()
+    assert (row.state, row.cause, row.abort_id) == ("aborted", "api", abort.pk)
+    assert [one.finish_reason for one in row.choices.order_by("index")] == ["abort", "error"]
+    assert row.choices.get(index=1).error_code == "engine_lost"
+    assert outcomes(abort) == ["aborted"]
 
 
 def test_it_closes_the_receipt_at_its_deadline_and_keeps_the_confirmation(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.events import events_from_json, to_json
+from inference.events import TimelineEntry, events_from_json, to_json
 from inference.generation import AbortCause, FinishReason
 from inference.lifecycle import Trigger
 from inference.wire import AbortInfo, RequestKey
@@ -142,3 +142,43 @@ def test_it_records_one_step_of_many_in_few_statements(
     ]
     with django_assert_max_num_queries(10):
         assert events_record(events=batch).applied == 20
+
+
+def test_it_records_why_an_engine_refused(submit: Submit, owner: Member) -> None:
+    row = submit(owner, choice_count=2, n=2)
+    run = Run.of(row)
+    detail = {"code": "context_length_exceeded", "message": "too \x00 long"}
+    run.timeline.append(TimelineEntry(seq=1, at=time.time(), trigger=Trigger.REJECT, detail=detail))
+    assert events_record(events=[run.event()]).applied == 1
+    row.refresh_from_db()
+    assert (row.state, row.error_code) == ("rejected", "context_length_exceeded")
+    assert row.error_message == "too \ufffd long"
+    for choice in row.choices.all():
+        assert (choice.finish_reason, choice.error_code) == ("error", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("detail", [{}, {"code": None}, {"code": 7, "message": ["x"]}])
+def test_it_records_a_refusal_whatever_it_says(
+    submit: Submit, owner: Member, detail: dict[str, Any]
+) -> None:
+    row = submit(owner)
+    run = Run.of(row)
+    run.timeline.append(TimelineEntry(seq=1, at=time.time(), trigger=Trigger.REJECT, detail=detail))
+    events_record(events=[run.event()])
+    row.refresh_from_db()
+    assert row.state == "rejected"
+
+
+def test_it_cuts_words_that_are_too_long_for_the_record(submit: Submit, owner: Member) -> None:
+    row = submit(owner)
+    info = AbortInfo(id="a" * 500, cause=AbortCause.API, reason="x" * 5000)
+    run = Run.of(row)
+    event = run.end_choice(
+        reason=FinishReason.ABORT,
+        trigger=Trigger.ABORT_CONFIRM,
+        abort=info,
+        error_code="e" * 500,
+    )
+    assert events_record(events=[event]).applied == 1
+    row.refresh_from_db()
+    assert (row.state, len(row.abort_id)) == ("aborted", 40)
