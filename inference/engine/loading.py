@@ -14,13 +14,16 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.hf_tokenizer import load_tokenizer
+from inference.engine.models.building import built_model
 from inference.engine.models.config import ModelConfig
 from inference.engine.models.files import ModelFiles, open_model
-from inference.engine.models.llama import Llama, Placement
+from inference.engine.native.checking import native_library
+from inference.engine.native.library import Library
 from inference.engine.runner import TorchRunner
 from inference.engine.tokenizer import Tokenizer
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_KERNELS = ("auto", "torch", "native")
 
 
 class EngineParts(NamedTuple):
@@ -38,28 +41,54 @@ def load_engine_parts(
     dtype: str = "auto",
     device: str = "auto",
     threads: int | None = None,
+    kernels: str = "auto",
+    native_folder: Path | None = None,
 ) -> EngineParts:
     """Open the model at `path` (folder or GGUF file), load it, take the cache's memory.
 
-    `dtype`: auto, float32 or bfloat16; `device`: auto, cpu, cuda or cuda:N; `threads`: torch's
-    own, None for one per core. `config.max_model_len` must be within the model's; see `fitted`.
+    `dtype`: auto, float32, bfloat16 or int8; `device`: auto, cpu, cuda or cuda:N; `threads`:
+    torch's own, None for one per core; `kernels`: auto, torch or native, those of C being made at
+    the first start and kept in `native_folder` (by default in the user's cache).
+    `config.max_model_len` must be within the model's; see `fitted`.
     Raises `ModelError` (a `ValueError`) for a model that cannot be loaded, `ValueError` for a
     choice that this machine does not have.
     """
     torch.set_num_threads(threads or os.cpu_count() or 1)
     place = chosen_device(device)
+    weights = chosen_dtype(dtype, place)
+    library = chosen_library(kernels, place, native_folder)
     files = open_model(path)
-    runner = load_runner(files, config=config, dtype=chosen_dtype(dtype, place), device=place)
+    runner = load_runner(files, config=config, dtype=weights, device=place, library=library)
     return EngineParts(files.config, runner, load_tokenizer(files))
 
 
 def load_runner(
-    files: ModelFiles, *, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    files: ModelFiles,
+    *,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    library: Library | None = None,
 ) -> TorchRunner:
-    """The weights of an opened model in memory, with a cache of the configured size."""
+    """The weights of an opened model in memory, with a cache of the configured size.
+
+    `dtype` is that of the weights; int8 stands for integers of at most eight bits.
+    """
     length = fitted(config, files.config).max_model_len
-    placement = Placement(dtype=dtype, device=device, max_tokens=length)
-    return TorchRunner(Llama(files.config, files.weights, placement), config)
+    model = built_model(files, dtype=dtype, device=device, max_tokens=length, library=library)
+    return TorchRunner(model, config)
+
+
+def chosen_library(kernels: str, device: torch.device, folder: Path | None) -> Library | None:
+    """The native kernels where they are wanted and there are any. They are for the CPU."""
+    if kernels not in _KERNELS:
+        raise ValueError(f"kernels {kernels!r} are not known; use {', '.join(_KERNELS)}")
+    if kernels == "torch" or device.type != "cpu":
+        return None
+    library = native_library(folder)
+    if library is None and kernels == "native":
+        raise ValueError("native kernels cannot be made on this machine; use auto or torch")
+    return library
 
 
 def fitted(config: EngineConfig, model: ModelConfig) -> EngineConfig:
@@ -88,7 +117,7 @@ def chosen_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if _has_bfloat16(device) else "float32"
     if name not in _DTYPES:
-        raise ValueError(f"dtype {name!r} is not supported; use auto, {' or '.join(_DTYPES)}")
+        raise ValueError(f"dtype {name!r} is not supported; use auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
 
 

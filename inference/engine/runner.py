@@ -14,7 +14,7 @@ from inference.engine.batch import Batch, Chunk, RawLogprobs, Sampled
 from inference.engine.config import EngineConfig
 from inference.engine.kv_cache import KvCache, PageMap
 from inference.engine.layers.step import StepBuilder, StepInputs
-from inference.engine.models.llama import Llama
+from inference.engine.models.model import Model
 from inference.engine.sampler import Sampler
 from inference.engine.sampling.logprobs import raw_logprobs
 from inference.engine.sequence import SequenceId
@@ -26,7 +26,7 @@ class TorchRunner:
     """A model with its cache and its sampler. Used from one thread."""
 
     def __init__(
-        self, model: Llama, config: EngineConfig, *, sampler: Sampler | None = None
+        self, model: Model, config: EngineConfig, *, sampler: Sampler | None = None
     ) -> None:
         shape, placement = model.config, model.placement
         pages = PageMap(config.num_blocks, config.block_size, shape.num_kv_heads, placement.device)
@@ -38,7 +38,7 @@ class TorchRunner:
             dtype=placement.dtype,
         )
         self._steps = StepBuilder(
-            pages, spans=shape.windows, dtype=placement.dtype, device=placement.device
+            pages, spans=model.masked_spans, dtype=placement.dtype, device=placement.device
         )
         self._sampler = sampler or Sampler(shape.vocab_size)
 

@@ -6,8 +6,6 @@ behind `Linear` and `AttentionKernel`. It knows nothing of files, sequences or s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional
 
@@ -18,16 +16,8 @@ from inference.engine.layers.rope import RotaryTable, rotate
 from inference.engine.layers.step import Span, StepInputs
 from inference.engine.models.config import ModelConfig
 from inference.engine.models.loader import LayerLoader
+from inference.engine.models.placement import Placement
 from inference.engine.models.weights import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where and in which type a model computes. `max_tokens` bounds the positions it can see."""
-
-    dtype: torch.dtype
-    device: torch.device
-    max_tokens: int
 
 
 class Llama:
@@ -60,6 +50,10 @@ class Llama:
         )
         self._norm = loader.norm("model.norm", config.hidden_size)
         self._head = maker(self._embedding if config.tied_head else loader.head(), None)
+
+    @property
+    def masked_spans(self) -> tuple[Span, ...]:
+        return self.config.windows
 
     def forward(self, step: StepInputs, cache: KvCache) -> torch.Tensor:
         """Hidden states [T, hidden] of the step's tokens, whose keys and values are then cached."""

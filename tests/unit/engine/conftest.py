@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.engine.native.checking import native_library
+from inference.engine.native.library import Library
 from tests.doubles.tiny_llama import write_tiny_llama
 
 
@@ -24,3 +26,13 @@ def real_model(request: pytest.FixtureRequest) -> Path:
     named = os.environ.get("HALTLINE_TEST_MODEL")
     found: Path = Path(named) if named else request.getfixturevalue("default_model")
     return found if found.is_file() else next(found.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def library(request: pytest.FixtureRequest) -> Library:
+    """The native kernels, made once for all runs of the tests."""
+    cache = getattr(request.config, "cache", None)  # absent where pytest's own plugin is off
+    found = native_library(cache.mkdir("native-kernels") if cache else None)
+    if found is None:
+        pytest.skip("there is no C compiler here, or it has no OpenMP")
+    return found

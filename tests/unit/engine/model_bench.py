@@ -15,7 +15,8 @@ from inference.engine.kv_cache import KvCache, PageMap
 from inference.engine.layers.step import StepBuilder
 from inference.engine.loading import load_runner
 from inference.engine.models.files import ModelFiles, open_model
-from inference.engine.models.llama import Llama, Placement
+from inference.engine.models.llama import Llama
+from inference.engine.models.placement import Placement
 from inference.engine.runner import TorchRunner
 from inference.engine.sequence import Sequence
 from inference.engine.tokenizer import Tokenizer
