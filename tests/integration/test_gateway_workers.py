@@ -37,9 +37,10 @@ def own() -> Iterator[Env]:
 @pytest.fixture
 def worker(own: Env) -> Iterator[subprocess.Popen[bytes]]:
     """Of `control`; it outlives its broker."""
+    others = {name: value for name, value in os.environ.items() if name != "HALTLINE_BROKER_URL"}
     process = subprocess.Popen(
         [sys.executable, str(MANAGE), "tasks", "--queue", "control"],
-        env={**os.environ, "HALTLINE_HOME": str(own.home.root)},
+        env={**others, "HALTLINE_HOME": str(own.home.root)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -94,10 +94,11 @@ class Book:
     ) -> dict[str, InferenceRequest]:
         """The rows by id, held until the end of the transaction. In id order: no deadlock.
 
-        With a `condition`, only those that meet it.
+        With a `condition`, only those that meet it. Their keys stay free: see `no_key`, without
+        which a commit that refers to a row could wait for it while it holds the cursor's lock.
         """
         wanted = sorted(set(request_ids) - self._rows.keys())
-        rows = InferenceRequest.objects.select_for_update().defer("prompt", "params")
+        rows = InferenceRequest.objects.select_for_update(no_key=True).defer("prompt", "params")
         rows = rows.filter(condition) if condition is not None else rows
         for start in range(0, len(wanted), AT_ONCE):
             for row in rows.filter(pk__in=wanted[start : start + AT_ONCE]).order_by("pk"):

@@ -199,7 +199,7 @@ def aborts_close(abort_ids: Iterable[str], *, now: datetime) -> None:
     wanted = sorted(set(abort_ids))
     if not wanted:
         return
-    locked = Abort.objects.select_for_update().filter(pk__in=wanted).order_by("pk")
+    locked = Abort.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
     still_open = [one.pk for one in locked if one.state != Abort.Status.DONE]
     pending = AbortTarget.objects.filter(abort=OuterRef("pk"), outcome=Outcome.PENDING)
     stones = Tombstone.objects.filter(abort=OuterRef("pk"))

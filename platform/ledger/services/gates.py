@@ -154,7 +154,7 @@ def tombstones_follow(abort: Abort) -> None:
 
 def _targets_add(book: Book, abort: Abort, rows: Iterable[InferenceRequest]) -> None:
     """Locks the abort after its requests, as every end of a request does: no deadlock."""
-    Abort.objects.select_for_update().get(pk=abort.pk)
+    Abort.objects.select_for_update(no_key=True).get(pk=abort.pk)
     present = AbortTarget.objects.filter(abort=abort)
     known = set(present.values_list("request_id", flat=True))
     last = present.aggregate(last=Max("position"))["last"]

@@ -44,7 +44,7 @@ def replica_beat_record(*, beat: ReplicaBeat) -> None:
 def _replica_write(beat: ReplicaBeat, at: datetime) -> tuple[bool, bool]:
     """Whether it is the newest beat, and whether it is the first of its epoch."""
     status = beat.status
-    known = Replica.objects.select_for_update().filter(pk=status.replica).first()
+    known = Replica.objects.select_for_update(no_key=True).filter(pk=status.replica).first()
     if known is not None and known.last_beat_at >= at:
         return False, False
     is_new_epoch = known is None or known.epoch != status.epoch
@@ -85,7 +85,7 @@ def _progress_write_some(progress: list[Progress], *, epoch: str) -> None:
     ids = sorted(one.key.request_id for one in progress)
     live = InferenceRequest.objects.filter(pk__in=ids, epoch=epoch, state__in=LIVE_STATES)
     # PostgreSQL locks rows in the order that it finds them: take them in ours first.
-    locked = set(live.select_for_update().order_by("pk").values_list("pk", flat=True))
+    locked = set(live.select_for_update(no_key=True).order_by("pk").values_list("pk", flat=True))
     live.filter(pk__in=locked).update(
         output_token_count=Case(
             *cases, default="output_token_count", output_field=PositiveIntegerField()
