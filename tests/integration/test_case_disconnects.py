@@ -21,7 +21,7 @@ from tests.integration.raw_client import Leave, ask, finish, reset
 from tests.integration.task_server import TaskServer, serving_tasks
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 LONG_PROMPT = "x" * 15_000
 LIVE = ("received", "held", "queued", "running", "preempted", "aborting")

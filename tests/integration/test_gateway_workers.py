@@ -21,7 +21,7 @@ from haltline.env import Env, load
 from haltline.services_table import MANAGE, node_name
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 CONTROL = node_name("control")
 
 

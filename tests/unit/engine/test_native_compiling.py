@@ -184,6 +184,7 @@ def test_it_notices_results_that_are_not_torch_s(
     assert problem_of(library) == "their products of FLOAT32 are wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["-march=x86-64", "-mavx2 -mfma -mf16c"])
 def test_it_compiles_for_plain_machines_without_a_warning(machine: str, recipe: Recipe) -> None:
     if os.uname().machine != "x86_64":
